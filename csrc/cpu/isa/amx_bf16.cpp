@@ -1,0 +1,15 @@
+// The kernels compiled for AVX-512 with AMX tiles for bfloat16 products.
+#include "baseline.h"
+#if defined(__x86_64__)
+
+MHA_TARGET("amx-bf16,amx-tile,avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+namespace mha::cpu {
+namespace {
+#include "../simd/vec_avx512.h"
+#include "../kernels/all.inl"
+}  // namespace
+const KernelTable kernels_amx_bf16 = make_table("amx_bf16");
+}  // namespace mha::cpu
+MHA_TARGET_END
+
+#endif

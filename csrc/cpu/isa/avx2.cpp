@@ -1,0 +1,15 @@
+// The kernels compiled for AVX2 + FMA + F16C.
+#include "baseline.h"
+#if defined(__x86_64__)
+
+MHA_TARGET("avx2,fma,f16c")
+namespace mha::cpu {
+namespace {
+#include "../simd/vec_avx2.h"
+#include "../kernels/all.inl"
+}  // namespace
+const KernelTable kernels_avx2 = make_table("avx2");
+}  // namespace mha::cpu
+MHA_TARGET_END
+
+#endif

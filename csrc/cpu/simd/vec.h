@@ -1,0 +1,86 @@
+// The vector layer, common part: what does not depend on the instruction set. Built on the compilers' vector extensions,
+// so that +, -, *, <, ?: act lane by lane and the same source compiles to every level. A level's own header
+// (vec_generic.h, vec_avx2.h, vec_avx512.h) comes first: it sets kVectorBytes and supplies the few operations that the
+// extensions cannot express.
+//
+// Included inside a target region and an unnamed namespace: includes nothing, defines nothing with linkage.
+
+template <class T>
+struct VecTypes;
+template <>
+struct VecTypes<float> {
+  typedef float type __attribute__((vector_size(kVectorBytes)));
+  typedef float unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  typedef int32_t mask __attribute__((vector_size(kVectorBytes)));
+};
+template <>
+struct VecTypes<double> {
+  typedef double type __attribute__((vector_size(kVectorBytes)));
+  typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+  typedef int64_t mask __attribute__((vector_size(kVectorBytes)));
+};
+
+// Vec<T>: one register of T, T = float or double. VecMask<T>: lane-wise -1 or 0, as comparisons give.
+template <class T>
+using Vec = typename VecTypes<T>::type;
+template <class T>
+using VecMask = typename VecTypes<T>::mask;
+template <class T>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+
+template <class T>
+MHA_INLINE Vec<T> splat(T x) {
+  return x - Vec<T>{};
+}
+
+// load<T> reads kLanes elements of the storage type T (double, float, bfloat16, float16) and widens them to the
+// accumulation type; store<T> narrows with round-to-nearest-even.
+template <class T>
+MHA_INLINE Vec<accumulate_t<T>> load(const T* p) {
+  if constexpr (std::is_same_v<T, bfloat16>) return widen_bfloat16(p);
+  else if constexpr (std::is_same_v<T, float16>) return widen_float16(p);
+  else return *reinterpret_cast<const typename VecTypes<T>::unaligned*>(p);
+}
+template <class T>
+MHA_INLINE void store(T* p, Vec<accumulate_t<T>> v) {
+  if constexpr (std::is_same_v<T, bfloat16>) narrow_bfloat16(p, v);
+  else if constexpr (std::is_same_v<T, float16>) narrow_float16(p, v);
+  else *reinterpret_cast<typename VecTypes<T>::unaligned*>(p) = v;
+}
+
+// The first n < kLanes elements; the other lanes read as `fill`, and are not written.
+template <class T>
+MHA_INLINE Vec<accumulate_t<T>> load_first(const T* p, int n, accumulate_t<T> fill = 0) {
+  T lanes[kLanes<accumulate_t<T>>];
+  for (int i = 0; i < kLanes<accumulate_t<T>>; ++i) lanes[i] = i < n ? p[i] : narrow<T>(fill);
+  return load<T>(lanes);
+}
+template <class T>
+MHA_INLINE void store_first(T* p, Vec<accumulate_t<T>> v, int n) {
+  T lanes[kLanes<accumulate_t<T>>];
+  store<T>(lanes, v);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+template <class T>
+MHA_INLINE Vec<T> select(VecMask<T> condition, Vec<T> yes, Vec<T> no) {
+  return condition ? yes : no;
+}
+
+template <class T>
+MHA_INLINE T lane_sum(Vec<T> v) {
+  T lanes[kLanes<T>];
+  store<T>(lanes, v);
+  for (int width = kLanes<T> / 2; width > 0; width /= 2)  // a tree, so that the order is fixed and the error small
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+template <class T>
+MHA_INLINE T lane_max(Vec<T> v) {
+  T lanes[kLanes<T>];
+  store<T>(lanes, v);
+  T m = lanes[0];
+  for (int i = 1; i < kLanes<T>; ++i) m = lanes[i] > m ? lanes[i] : m;
+  return m;
+}

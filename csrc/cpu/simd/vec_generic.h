@@ -1,0 +1,31 @@
+// Vector layer, baseline: 16-byte registers (SSE2 on x86-64, NEON on aarch64), scalar conversions. Read this one first.
+
+constexpr int kVectorBytes = 16;
+constexpr int kRegisters = 16;  // vector registers a micro-kernel may plan with
+
+typedef float FloatVec __attribute__((vector_size(kVectorBytes)));
+typedef double DoubleVec __attribute__((vector_size(kVectorBytes)));
+
+template <class Half>
+MHA_INLINE FloatVec widen_lanes(const Half* p) {
+  return FloatVec{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
+}
+template <class Half>
+MHA_INLINE void narrow_lanes(Half* p, FloatVec v) {
+  for (int i = 0; i < 4; ++i) p[i] = narrow<Half>(v[i]);
+}
+MHA_INLINE FloatVec widen_bfloat16(const bfloat16* p) { return widen_lanes(p); }
+MHA_INLINE FloatVec widen_float16(const float16* p) { return widen_lanes(p); }
+MHA_INLINE void narrow_bfloat16(bfloat16* p, FloatVec v) { narrow_lanes(p, v); }
+MHA_INLINE void narrow_float16(float16* p, FloatVec v) { narrow_lanes(p, v); }
+
+MHA_INLINE FloatVec vec_max(FloatVec a, FloatVec b) { return a > b ? a : b; }
+MHA_INLINE DoubleVec vec_max(DoubleVec a, DoubleVec b) { return a > b ? a : b; }
+
+// a * b + c with one rounding where the machine has it. The baseline has none.
+MHA_INLINE FloatVec mul_add(FloatVec a, FloatVec b, FloatVec c) { return a * b + c; }
+MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) { return a * b + c; }
+
+// A store that does not bring the line into the cache; p is aligned to kVectorBytes.
+MHA_INLINE void stream(float* p, FloatVec v) { *reinterpret_cast<FloatVec*>(p) = v; }
+MHA_INLINE void stream_fence() {}
