@@ -114,7 +114,7 @@ struct Dropout {
 };
 
 // out = sum of x over every dimension in which out's stride is 0. `shape` holds all dimensions, matrices included.
-struct SumTo {
+struct SumOver {
   DType dtype = DType::f32;
   BatchShape shape;
   Input x;

@@ -11,19 +11,19 @@ STABLE_TORCH_LIBRARY(mha_ext, m) {
   m.def("attention_scores_out(Tensor query, Tensor key, float scale, Tensor(a!) out) -> ()");
   m.def("weighted_sum(Tensor weights, Tensor value, float scale) -> Tensor");
   m.def("weighted_sum_out(Tensor weights, Tensor value, float scale, Tensor(a!) out) -> ()");
-  m.def("weighted_sum_over_queries(Tensor weights, Tensor x, int kv_heads, float scale) -> Tensor");
+  m.def("weighted_sum_over_queries(Tensor weights, Tensor x, SymInt kv_heads, float scale) -> Tensor");
 
   // Softmax. window_left, window_right: 2^63 - 1 means unbounded. softcap: 0 means none.
   m.def(
       "masked_softmax(Tensor scores, Tensor? bias, Tensor? sinks, Tensor? mask, Tensor? key_lengths,"
-      " Tensor? causal_offsets, int window_left, int window_right, int causal_offset, float softcap, float mask_value)"
+      " Tensor? causal_offsets, int window_left, int window_right, SymInt causal_offset, float softcap, float mask_value)"
       " -> (Tensor weights, Tensor? sink_weights)");
   m.def(
       "masked_softmax_backward(Tensor weights, Tensor grad_weights, Tensor? sink_weights, Tensor? grad_sink_weights,"
       " Tensor? scores, Tensor? mask, Tensor? key_lengths, Tensor? causal_offsets, int window_left, int window_right,"
-      " int causal_offset, float softcap, float mask_value, bool want_grad_logits)"
+      " SymInt causal_offset, float softcap, float mask_value, bool want_grad_logits)"
       " -> (Tensor grad_scores, Tensor? grad_logits, Tensor? grad_sink_rows)");
-  m.def("sum_to(Tensor x, SymInt[] shape) -> Tensor");
+  m.def("sum_over(Tensor x, int[] dims) -> Tensor");
 
   // Dropout and masks
   m.def("dropout(Tensor weights, Tensor seed, float p) -> Tensor");

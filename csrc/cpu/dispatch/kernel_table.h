@@ -20,7 +20,7 @@ struct KernelTable {
   Kernel<SoftmaxForward> softmax_forward[kDTypes];
   Kernel<SoftmaxBackward> softmax_backward[kDTypes];
   Kernel<Dropout> dropout[kDTypes];
-  Kernel<SumTo> sum_to[kDTypes];
+  Kernel<SumOver> sum_over[kDTypes];
 };
 
 }  // namespace mha::cpu

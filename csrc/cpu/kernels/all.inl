@@ -4,6 +4,6 @@
 #include "product.inl"
 #include "softmax.inl"
 #include "dropout.inl"
-#include "sum_to.inl"
+#include "sum_over.inl"
 #include "table.inl"
 // clang-format on

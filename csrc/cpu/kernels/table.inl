@@ -18,7 +18,7 @@ constexpr KernelTable make_table(const char* isa) {
           MHA_ALL_DTYPES(SoftmaxForwardKernel, SoftmaxForward),
           MHA_ALL_DTYPES(SoftmaxBackwardKernel, SoftmaxBackward),
           MHA_ALL_DTYPES(DropoutKernel, Dropout),
-          MHA_ALL_DTYPES(SumToKernel, SumTo)};
+          MHA_ALL_DTYPES(SumOverKernel, SumOver)};
 }
 
 #undef MHA_ALL_DTYPES

@@ -1,18 +1,18 @@
 // Sum over broadcast dimensions in a fixed order: the gradient of a bias has the bias's own shape.
 
 template <class T>
-struct SumToKernel {
+struct SumOverKernel {
   using Acc = accumulate_t<T>;
 
   // One task per element of the output: dimensions in which the output has stride 0 are summed.
-  static int64_t tasks(const SumTo& p) {
+  static int64_t tasks(const SumOver& p) {
     int64_t n = 1;
     for (int d = 0; d < p.shape.ndim; ++d)
       if (p.out.batch_stride[d] != 0) n *= p.shape.size[d];
     return n;
   }
 
-  static void run(const SumTo& p, int64_t begin, int64_t end) {
+  static void run(const SumOver& p, int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       int64_t rest = task, x_offset = 0, out_offset = 0;
       BatchShape summed;
