@@ -41,10 +41,10 @@ def cpu_extension() -> Extension:
         "mha_ext._C",
         sources(),
         depends=sorted(glob("csrc/**/*.h", root_dir=HERE, recursive=True) + glob("csrc/**/*.inl", recursive=True)),
-        include_dirs=cpp_extension.include_paths(),
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch_cpu"],
-        extra_compile_args={"cxx": COMPILE_FLAGS},
+        # -isystem: torch's headers are not ours to keep free of warnings.
+        extra_compile_args={"cxx": COMPILE_FLAGS + [f"-isystem{path}" for path in cpp_extension.include_paths()]},
         language="c++",
     )
 

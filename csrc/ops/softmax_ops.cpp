@@ -1,0 +1,159 @@
+// Masked softmax, its backward, and the deterministic sum that gives a broadcast bias its gradient, on CPU.
+#include <cmath>
+
+#include "allocate.h"
+#include "launch.h"
+#include "views.h"
+
+namespace mha::ops {
+namespace {
+
+// Which keys each query sees, as the operators receive it.
+struct VisibilityArguments {
+  const OptionalTensor& mask;
+  const OptionalTensor& key_lengths;
+  const OptionalTensor& causal_offsets;
+  int64_t window_left, window_right, causal_offset;
+};
+
+Visibility visibility(const VisibilityArguments& from, const BatchShape& batch, int64_t rows, int64_t cols) {
+  Visibility v;
+  v.window_left = from.window_left;
+  v.window_right = from.window_right;
+  v.causal_offset = from.causal_offset;
+  require(from.window_left != INT64_MIN, "window_left must be above -2^63");  // its negation is needed
+  if (from.mask) {
+    require_type("mask", *from.mask, ScalarType::Bool);
+    v.mask = matrices<Input>("mask", *from.mask, batch, rows, cols);
+  }
+  if (from.key_lengths) {
+    require_type("key_lengths", *from.key_lengths, ScalarType::Long);
+    v.key_lengths = entry_values("key_lengths", *from.key_lengths, batch);
+  }
+  if (from.causal_offsets) {
+    require_type("causal_offsets", *from.causal_offsets, ScalarType::Long);
+    v.causal_offsets = entry_values("causal_offsets", *from.causal_offsets, batch);
+  }
+  return v;
+}
+
+std::tuple<Tensor, OptionalTensor> masked_softmax(const Tensor& scores, const OptionalTensor& bias,
+                                                  const OptionalTensor& sinks, const OptionalTensor& mask,
+                                                  const OptionalTensor& key_lengths,
+                                                  const OptionalTensor& causal_offsets, int64_t window_left,
+                                                  int64_t window_right, int64_t causal_offset, double softcap,
+                                                  double mask_value) {
+  require_matrices("scores", scores);
+  const ScalarType type = scores.scalar_type();
+  SoftmaxForward p;
+  p.dtype = dtype_of("scores", scores);
+  p.batch = batch_shape(scores, 2);
+  p.rows = scores.size(p.batch.ndim);
+  p.cols = scores.size(p.batch.ndim + 1);
+  p.scores = matrices<Input>("scores", scores, p.batch, p.rows, p.cols);
+  if (bias) {
+    require_type("bias", *bias, type);
+    p.bias = matrices<Input>("bias", *bias, p.batch, p.rows, p.cols);
+  }
+  if (sinks) {
+    require_type("sinks", *sinks, type);
+    p.sinks = entry_values("sinks", *sinks, p.batch);
+  }
+  p.visibility = visibility({mask, key_lengths, causal_offsets, window_left, window_right, causal_offset}, p.batch,
+                            p.rows, p.cols);
+  require(softcap >= 0 && std::isfinite(softcap), "softcap must be positive and finite, or 0 for none, got ", softcap);
+  p.softcap = softcap;
+  require(!std::isnan(mask_value) && mask_value < INFINITY, "mask_value must be -inf or finite, got ", mask_value);
+  p.mask_value = mask_value;
+
+  Tensor weights = allocate(shape_with_tail(scores, 0, {}), type);
+  p.weights = matrices<Output>("weights", weights, p.batch, p.rows, p.cols);
+  OptionalTensor sink_weights;
+  if (sinks) {
+    sink_weights = allocate(shape_with_tail(scores, 1, {}), accumulation_type(type));
+    p.sink_weights = row_values<Output>("sink_weights", *sink_weights, p.batch, p.rows);
+  }
+  launch(cpu::kernels().softmax_forward, p);
+  return {weights, sink_weights};
+}
+
+std::tuple<Tensor, OptionalTensor, OptionalTensor> masked_softmax_backward(
+    const Tensor& weights, const Tensor& grad_weights, const OptionalTensor& sink_weights,
+    const OptionalTensor& grad_sink_weights, const OptionalTensor& scores, const OptionalTensor& mask,
+    const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets, int64_t window_left, int64_t window_right,
+    int64_t causal_offset, double softcap, double mask_value, bool want_grad_logits) {
+  require_matrices("weights", weights);
+  const ScalarType type = weights.scalar_type(), sums = accumulation_type(type);
+  SoftmaxBackward p;
+  p.dtype = dtype_of("weights", weights);
+  p.batch = batch_shape(weights, 2);
+  p.rows = weights.size(p.batch.ndim);
+  p.cols = weights.size(p.batch.ndim + 1);
+  p.weights = matrices<Input>("weights", weights, p.batch, p.rows, p.cols);
+  require_type("grad_weights", grad_weights, type);
+  p.grad_weights = matrices<Input>("grad_weights", grad_weights, p.batch, p.rows, p.cols);
+  if (sink_weights) {
+    require_type("sink_weights", *sink_weights, sums);
+    p.sink_weights = row_values<Input>("sink_weights", *sink_weights, p.batch, p.rows);
+  }
+  if (grad_sink_weights) {
+    require(sink_weights.has_value(), "grad_sink_weights needs sink_weights");
+    require_type("grad_sink_weights", *grad_sink_weights, sums);
+    p.grad_sink_weights = row_values<Input>("grad_sink_weights", *grad_sink_weights, p.batch, p.rows);
+  }
+  require(softcap == 0 || scores.has_value(), "softcap needs scores");
+  if (softcap != 0) {
+    require_type("scores", *scores, type);
+    p.scores = matrices<Input>("scores", *scores, p.batch, p.rows, p.cols);
+  }
+  p.softcap = softcap;
+  p.apply_visibility = std::isfinite(mask_value);
+  p.visibility = visibility({mask, key_lengths, causal_offsets, window_left, window_right, causal_offset}, p.batch,
+                            p.rows, p.cols);
+
+  Tensor grad_scores = allocate(shape_with_tail(weights, 0, {}), type);
+  p.grad_scores = matrices<Output>("grad_scores", grad_scores, p.batch, p.rows, p.cols);
+  OptionalTensor grad_logits, grad_sink_rows;
+  if (want_grad_logits) {
+    grad_logits = allocate(shape_with_tail(weights, 0, {}), type);
+    p.grad_logits = matrices<Output>("grad_logits", *grad_logits, p.batch, p.rows, p.cols);
+  }
+  if (sink_weights) {
+    grad_sink_rows = allocate(shape_with_tail(weights, 1, {}), sums);
+    p.grad_sink_rows = row_values<Output>("grad_sink_rows", *grad_sink_rows, p.batch, p.rows);
+  }
+  launch(cpu::kernels().softmax_backward, p);
+  return {grad_scores, grad_logits, grad_sink_rows};
+}
+
+Tensor sum_over(const Tensor& x, const std::vector<int64_t>& dims) {
+  SumOver p;
+  p.dtype = dtype_of("x", x);
+  require(x.dim() <= kMaxBatchDims, "x has ", x.dim(), " dimensions, at most ", kMaxBatchDims, " are possible");
+  p.shape = batch_shape(x, 0);
+  bool summed[kMaxBatchDims] = {};
+  for (const int64_t dim : dims) {
+    require(dim >= 0 && dim < x.dim(), "dims must lie in [0, ", x.dim(), "), got ", dim);
+    summed[dim] = true;
+  }
+  std::vector<int64_t> shape;
+  for (int d = 0; d < p.shape.ndim; ++d) shape.push_back(summed[d] ? 1 : p.shape.size[d]);
+  Tensor out = allocate(shape, x.scalar_type());
+  for (int d = 0; d < p.shape.ndim; ++d) {
+    p.x.batch_stride[d] = x.stride(d);
+    p.out.batch_stride[d] = summed[d] ? 0 : out.stride(d);
+  }
+  p.x.data = x.const_data_ptr();
+  p.out.data = out.mutable_data_ptr();
+  launch(cpu::kernels().sum_over, p);
+  return out;
+}
+
+}  // namespace
+}  // namespace mha::ops
+
+STABLE_TORCH_LIBRARY_IMPL(mha_ext, CPU, m) {
+  m.impl("masked_softmax", TORCH_BOX(&mha::ops::masked_softmax));
+  m.impl("masked_softmax_backward", TORCH_BOX(&mha::ops::masked_softmax_backward));
+  m.impl("sum_over", TORCH_BOX(&mha::ops::sum_over));
+}

@@ -1,0 +1,63 @@
+// From torch tensors to the kernels' plain structs.
+#pragma once
+#include "checks.h"
+
+namespace mha::ops {
+
+// Leading dimensions of `t` without the last `matrix_dims`.
+inline BatchShape batch_shape(const Tensor& t, int64_t matrix_dims) {
+  BatchShape shape;
+  shape.ndim = static_cast<int>(t.dim() - matrix_dims);
+  for (int d = 0; d < shape.ndim; ++d) shape.size[d] = t.size(d);
+  return shape;
+}
+
+// Stride of dimension `dim`, 0 where size 1 stands for `size`.
+inline int64_t broadcast_stride(const char* name, const Tensor& t, int64_t dim, int64_t size) {
+  const int64_t own = t.size(dim);
+  require(own == size || own == 1, name, " must have size 1 or ", size, " in dimension ", dim, ", got shape ",
+          shape_text(t));
+  return own == 1 ? 0 : t.stride(dim);
+}
+
+template <class View>
+void set_batch_strides(View& view, const char* name, const Tensor& t, const BatchShape& batch) {
+  for (int d = 0; d < batch.ndim; ++d) view.batch_stride[d] = broadcast_stride(name, t, d, batch.size[d]);
+}
+
+inline const void* data_of(Input&, const Tensor& t) { return t.const_data_ptr(); }
+inline void* data_of(Output&, const Tensor& t) { return t.mutable_data_ptr(); }
+
+// (*, rows, columns), any of them broadcast.
+template <class View>
+View matrices(const char* name, const Tensor& t, const BatchShape& batch, int64_t rows, int64_t cols) {
+  require_dims(name, t, batch.ndim + 2);
+  View view;
+  set_batch_strides(view, name, t, batch);
+  view.row_stride = broadcast_stride(name, t, batch.ndim, rows);
+  view.col_stride = broadcast_stride(name, t, batch.ndim + 1, cols);
+  view.data = data_of(view, t);
+  return view;
+}
+
+// (*, rows): one number per row.
+template <class View>
+View row_values(const char* name, const Tensor& t, const BatchShape& batch, int64_t rows) {
+  require_dims(name, t, batch.ndim + 1);
+  View view;
+  set_batch_strides(view, name, t, batch);
+  view.row_stride = broadcast_stride(name, t, batch.ndim, rows);
+  view.data = data_of(view, t);
+  return view;
+}
+
+// (*): one number per matrix.
+inline Input entry_values(const char* name, const Tensor& t, const BatchShape& batch) {
+  require_dims(name, t, batch.ndim);
+  Input view;
+  set_batch_strides(view, name, t, batch);
+  view.data = t.const_data_ptr();
+  return view;
+}
+
+}  // namespace mha::ops

@@ -1,0 +1,62 @@
+"""Loads the compiled part of the package and remembers what could not be loaded, and why."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import torch  # noqa: F401  (loads libtorch, which the compiled part is linked against)
+
+_PACKAGE = Path(__file__).resolve().parent
+
+#: Where each shared object came from, or why it is not there; shown by ``mha-ext info``.
+shared_objects: dict[str, str] = {}
+
+
+def _installed_twin(name: str) -> Path | None:
+    """The library of an installed mha_ext, when this source tree hides the installation: after ``pip install .``,
+    Python started in the repository root imports ./mha_ext, which holds no compiled part."""
+    filename = f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    for entry in sys.path:
+        candidate = Path(entry or ".").resolve() / "mha_ext" / filename
+        if candidate.parent != _PACKAGE and candidate.is_file():
+            return candidate
+    return None
+
+
+def _load_file(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"mha_ext.{name}", path)
+    assert spec is not None and spec.loader is not None  # the path ends in this Python's own suffix
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module
+    return module
+
+
+def load_core() -> ModuleType:
+    """Import ``mha_ext._C``, which registers the operators ``torch.ops.mha_ext.*``.
+
+    Raises:
+        ImportError: it is not built; the text says how to build it.
+    """
+    try:
+        module = importlib.import_module("mha_ext._C")
+    except ModuleNotFoundError as error:
+        if error.name != "mha_ext._C":
+            raise
+        twin = _installed_twin("_C")
+        if twin is None:
+            raise ImportError(
+                f"the compiled part of mha_ext is missing from {_PACKAGE}: run `pip install .` in the repository root"
+            ) from None
+        module = _load_file("_C", twin)
+    shared_objects["_C"] = str(module.__file__)
+    return module
+
+
+core = load_core()
+shared_objects["_C_cuda"] = "not built: this version has CPU kernels only"

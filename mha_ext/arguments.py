@@ -1,0 +1,275 @@
+"""Checks and normal forms of the public functions' arguments.
+
+The native operators want every tensor with all dimensions, ``(*, heads, rows, columns)``. The functions here bring what
+users pass into that form, by views only, and raise errors that name the argument, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import autograd
+from .reference import UNBOUNDED
+
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_DTYPE_TEXT = "float64, float32, bfloat16 or float16"
+_INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_DEVICES = ("cpu", "meta")
+
+
+def check_float_tensor(name: str, x: object) -> None:
+    """``x`` must be a dense floating-point tensor of a supported dtype, on a device that has kernels."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.layout != torch.strided or x.is_nested:
+        kind = "nested" if x.is_nested else str(x.layout)
+        raise NotImplementedError(f"{name} must be a dense (strided) tensor, got a {kind} one")
+    if x.dtype not in FLOAT_DTYPES:
+        raise TypeError(f"{name} must be {_DTYPE_TEXT}, got {x.dtype}")
+    if x.device.type not in _DEVICES:
+        raise NotImplementedError(f"{name} is on device {x.device}, but mha_ext has kernels for cpu only")
+
+
+def check_like(name: str, x: object, other_name: str, other: Tensor) -> None:
+    """``x`` must be a tensor that goes together with ``other``: same dtype, same device."""
+    check_float_tensor(name, x)
+    assert isinstance(x, Tensor)
+    if x.dtype != other.dtype:
+        raise TypeError(f"{name} must have the dtype of {other_name}, {other.dtype}, got {x.dtype}")
+    check_device(name, x, other_name, other)
+
+
+def check_device(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+    if x.device != other.device:
+        raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, got {x.device}")
+
+
+def check_dims(name: str, x: Tensor, like_name: str, like: Tensor) -> None:
+    if x.dim() != like.dim():
+        raise ValueError(
+            f"{name} must have as many dimensions as {like_name}, {like.dim()}, got shape {tuple(x.shape)}"
+        )
+
+
+def check_matrix(name: str, x: Tensor) -> None:
+    if x.dim() < 2:
+        raise ValueError(f"{name} must have shape (..., heads, length, size), (batch, length, size) or (length, size), "
+                         f"got {tuple(x.shape)}")  # fmt: skip
+
+
+def check_size(name: str, x: Tensor, dim: int, size: int, reason: str) -> None:
+    if x.shape[dim] != size:
+        raise ValueError(f"{name} must have size {size} in dimension {dim} ({reason}), got shape {tuple(x.shape)}")
+
+
+def with_heads(x: Tensor) -> Tensor:
+    """``(L, D)`` or ``(B, L, D)`` with a batch and a head dimension of 1; ``(..., H, L, D)`` as it is."""
+    if x.dim() == 2:
+        return x[None, None]
+    return x.unsqueeze(1) if x.dim() == 3 else x
+
+
+def without_heads(x: Tensor, dims: int) -> Tensor:
+    """Undoes :func:`with_heads` for an input that had ``dims`` dimensions."""
+    if dims == 2:
+        return x[0, 0]
+    return x.squeeze(1) if dims == 3 else x
+
+
+def expand_together(names: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Batch dimensions (all before the heads) broadcast against each other, as views."""
+    batches = [x.shape[:-3] for x in tensors]
+    if all(batch == batches[0] for batch in batches):
+        return list(tensors)
+    try:
+        batch = torch.broadcast_shapes(*batches)
+    except RuntimeError:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(names, tensors, strict=True))
+        raise ValueError(f"the batch dimensions of {' and '.join(names)} must broadcast, got shapes {shapes}") from None
+    return [x.expand(*batch, *x.shape[-3:]) for x in tensors]
+
+
+def check_heads(name: str, x: Tensor, query_name: str, query: Tensor, enable_gqa: bool) -> None:
+    """Key/value heads must equal the query's, or divide them with ``enable_gqa``."""
+    heads, kv_heads = query.shape[-3], x.shape[-3]
+    if heads == kv_heads:
+        return
+    if not enable_gqa:
+        raise ValueError(f"{name} must have the number of heads of {query_name}, {heads}, got {kv_heads} "
+                         "(enable_gqa=True lets several query heads share one)")  # fmt: skip
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{name} must have a number of heads that divides that of {query_name}, {heads}, got {kv_heads}")
+
+
+def real_number(name: str, x: object) -> float:
+    if isinstance(x, bool) or not isinstance(x, (Real, torch.SymFloat, torch.SymInt)):
+        raise TypeError(f"{name} must be a real number, got {type(x).__name__}")
+    return x  # type: ignore[return-value]
+
+
+def scale_or_default(scale: object, head_dim: int) -> float:
+    """``scale``, by default 1/√D (Vaswani et al., 2017, section 3.2.1)."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
+    number = float(real_number("scale", scale))
+    if not math.isfinite(number):
+        raise ValueError(f"scale must be finite, got {number}")
+    return number
+
+
+def probability(name: str, p: object) -> float:
+    number = float(real_number(name, p))
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{name} must lie in [0, 1], got {number}")
+    return number
+
+
+def broadcastable(name: str, x: Tensor, shape: Sequence[int], input_dims: int) -> Tensor:
+    """``x`` (mask or bias) as a view with all dimensions of ``shape``, each equal to it or 1.
+
+    ``input_dims`` is what the query had before :func:`with_heads`: a ``(B, Lq, Lk)`` mask for a ``(B, L, D)`` query
+    gets the head dimension that the query got.
+    """
+    if x.dim() > max(input_dims, 2):
+        raise ValueError(f"{name} must have at most {input_dims} dimensions like the inputs, got shape {tuple(x.shape)}")
+    full = x.unsqueeze(1) if input_dims == 3 and x.dim() == 3 else x
+    full = full[(None,) * (len(shape) - full.dim())]
+    if all(own in (1, size) for own, size in zip(full.shape, shape, strict=True)):
+        return full
+    expected = shape if input_dims > 3 else (*shape[:-3], *shape[-2:])[2 - input_dims + (input_dims == 2) :]
+    hint = ""
+    if x.dim() == 3 and len(shape) == 4 and tuple(x.shape) == (shape[0], *shape[2:]):
+        hint = f"; for one {name} per batch entry, give it a head dimension: {name}.unsqueeze(1)"
+    raise ValueError(f"{name} must broadcast to {tuple(expected)}, got shape {tuple(x.shape)}{hint}")
+
+
+def shrink_broadcast(x: Tensor) -> Tensor:
+    """Dimensions that are only expanded (stride 0) cut to size 1, so that no later step works on the copies."""
+    for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            x = x.narrow(dim, 0, 1)
+    return x
+
+
+def keep_mask(name: str, mask: object, shape: Sequence[int], input_dims: int, like: Tensor) -> Tensor:
+    """The mask as bool (True = may attend), with all dimensions, never expanded."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(mask).__name__}")
+    if mask.is_complex():
+        raise TypeError(f"{name} must be bool, integer or real floating point, got {mask.dtype}")
+    check_device(name, mask, "the inputs", like)
+    full = broadcastable(name, mask, shape, input_dims)
+    return full if full.dtype == torch.bool else autograd.keep_mask(shrink_broadcast(full.detach()))
+
+
+def per_batch(name: str, x: object, batch: Sequence[int], like: Tensor) -> Tensor:
+    """An int tensor with one entry per batch entry, as int64 of shape ``(*batch or 1, 1)``: the heads share it."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be an int tensor, got {type(x).__name__}")
+    if x.dtype not in _INT_DTYPES:
+        raise TypeError(f"{name} must be an int tensor, got {x.dtype}")
+    check_device(name, x, "the inputs", like)
+    full = x[(None,) * (len(batch) - x.dim())] if x.dim() <= len(batch) else x
+    if full.dim() != len(batch) or any(own not in (1, size) for own, size in zip(full.shape, batch, strict=True)):
+        raise ValueError(f"{name} must have one entry per batch entry, shape {tuple(batch)}, got {tuple(x.shape)}")
+    return full.to(torch.int64).unsqueeze(-1)
+
+
+class Visibility(NamedTuple):
+    """Which keys each query may see, as the operators take it."""
+
+    mask: Tensor | None
+    key_lengths: Tensor | None
+    causal_offsets: Tensor | None
+    window_left: int
+    window_right: int
+    causal_offset: int
+
+
+def _window_side(window: object, side: int) -> int:
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"window must be a pair (left, right) of ints or None, got {window!r}")
+    value = window[side]
+    if value is None:
+        return UNBOUNDED
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"window must be a pair (left, right) of ints or None, got {window!r}")
+    if abs(value) > 2**62:
+        raise ValueError(f"window must stay within 2^62 on both sides, got {window!r}")
+    return value  # type: ignore[return-value]
+
+
+def visibility(
+    shape: Sequence[int],
+    input_dims: int,
+    like: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    window: tuple[int | None, int | None] | None,
+    causal_offset: int | Tensor | str | None,
+    key_lengths: Tensor | None,
+) -> Visibility:
+    """Mask, causality, window and lengths in one: a causal mask is a window that ends at the query's own position."""
+    batch, queries, keys = shape[:-3], shape[-2], shape[-1]
+    left = right = UNBOUNDED
+    if window is not None:
+        left, right = _window_side(window, 0), _window_side(window, 1)
+    if is_causal:
+        right = min(right, 0)
+    lengths = None if key_lengths is None else per_batch("key_lengths", key_lengths, batch, like)
+    offset, offsets = 0, None
+    if isinstance(causal_offset, str):
+        if causal_offset != "lower_right":
+            raise ValueError(f"causal_offset must be an int, an int tensor or 'lower_right', got {causal_offset!r}")
+        offset, offsets = (keys - queries, None) if lengths is None else (-queries, lengths)
+    elif isinstance(causal_offset, Tensor):
+        offsets = per_batch("causal_offset", causal_offset, batch, like)
+    elif isinstance(causal_offset, (int, torch.SymInt)) and not isinstance(causal_offset, bool):
+        if abs(causal_offset) > 2**62:
+            raise ValueError(f"causal_offset must stay within 2^62, got {causal_offset}")
+        offset = causal_offset  # type: ignore[assignment]
+    elif causal_offset is not None:
+        raise TypeError(
+            f"causal_offset must be an int, an int tensor or 'lower_right', got {type(causal_offset).__name__}"
+        )
+    keep = None if mask is None else keep_mask("mask", mask, shape, input_dims, like)
+    return Visibility(keep, lengths, offsets, left, right, offset)
+
+
+def softcap_or_zero(softcap: object) -> float:
+    """The operators write "no softcap" as 0."""
+    if softcap is None:
+        return 0.0
+    number = float(real_number("softcap", softcap))
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"softcap must be positive and finite, or None, got {number}")
+    return number
+
+
+def check_mask_value(mask_value: object) -> float:
+    number = float(real_number("mask_value", mask_value))
+    if math.isnan(number) or number == math.inf:
+        raise ValueError(f"mask_value must be -inf or finite, got {number}")
+    return number
+
+
+def full_bias(bias: object, shape: Sequence[int], input_dims: int, like_name: str, like: Tensor) -> Tensor:
+    check_like("bias", bias, like_name, like)
+    assert isinstance(bias, Tensor)
+    return broadcastable("bias", bias, shape, input_dims)
+
+
+def full_sinks(sinks: object, shape: Sequence[int], like_name: str, like: Tensor) -> Tensor:
+    """Sinks ``(H,)`` with all batch dimensions in front."""
+    check_like("sinks", sinks, like_name, like)
+    assert isinstance(sinks, Tensor)
+    heads = shape[-3]
+    if sinks.dim() != 1 or sinks.shape[0] != heads:
+        raise ValueError(f"sinks must have shape ({heads},), one per head, got {tuple(sinks.shape)}")
+    return sinks[(None,) * (len(shape) - 3)]

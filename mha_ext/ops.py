@@ -1,0 +1,88 @@
+"""The native operators and what torch needs to trace them: one fake (shapes, dtypes and strides, no data) each.
+
+These operators are private. They take every argument in its full form, know nothing of autograd, and check only what
+memory safety needs; call :mod:`mha_ext.functional` instead. Their schemas stand in ``csrc/ops/schema.cpp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import _load  # noqa: F401  (registers the operators)
+
+attention_scores = torch.ops.mha_ext.attention_scores.default
+weighted_sum = torch.ops.mha_ext.weighted_sum.default
+weighted_sum_over_queries = torch.ops.mha_ext.weighted_sum_over_queries.default
+masked_softmax = torch.ops.mha_ext.masked_softmax.default
+masked_softmax_backward = torch.ops.mha_ext.masked_softmax_backward.default
+sum_over = torch.ops.mha_ext.sum_over.default
+dropout = torch.ops.mha_ext.dropout.default
+keep_mask = torch.ops.mha_ext.keep_mask.default
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Type in which sums over elements of ``dtype`` are kept: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# Every kernel writes a new contiguous tensor, so new_empty has the right strides.
+
+
+@torch.library.register_fake("mha_ext::attention_scores")
+def _(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    return query.new_empty(*query.shape[:-1], key.shape[-2])
+
+
+@torch.library.register_fake("mha_ext::attention_scores_out")
+def _(query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("mha_ext::weighted_sum")
+def _(weights: Tensor, value: Tensor, scale: float) -> Tensor:
+    return weights.new_empty(*weights.shape[:-1], value.shape[-1])
+
+
+@torch.library.register_fake("mha_ext::weighted_sum_out")
+def _(weights: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("mha_ext::weighted_sum_over_queries")
+def _(weights: Tensor, x: Tensor, kv_heads: int, scale: float) -> Tensor:
+    return weights.new_empty(*weights.shape[:-3], kv_heads, weights.shape[-1], x.shape[-1])
+
+
+@torch.library.register_fake("mha_ext::masked_softmax")
+def _(scores: Tensor, bias: Tensor | None, sinks: Tensor | None, *visibility: object) -> tuple[Tensor, Tensor | None]:
+    rows = scores.shape[:-1]
+    sink_weights = None if sinks is None else scores.new_empty(rows, dtype=accumulation_dtype(scores.dtype))
+    return scores.new_empty(scores.shape), sink_weights
+
+
+@torch.library.register_fake("mha_ext::masked_softmax_backward")
+def _(
+    weights: Tensor, grad_weights: Tensor, sink_weights: Tensor | None, *rest: object
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    want_grad_logits = rest[-1]
+    grad_logits = weights.new_empty(weights.shape) if want_grad_logits else None
+    grad_sink_rows = None if sink_weights is None else sink_weights.new_empty(weights.shape[:-1])
+    return weights.new_empty(weights.shape), grad_logits, grad_sink_rows
+
+
+@torch.library.register_fake("mha_ext::sum_over")
+def _(x: Tensor, dims: Sequence[int]) -> Tensor:
+    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)])
+
+
+@torch.library.register_fake("mha_ext::dropout")
+def _(weights: Tensor, seed: Tensor, p: float) -> Tensor:
+    return weights.new_empty(weights.shape)
+
+
+@torch.library.register_fake("mha_ext::keep_mask")
+def _(mask: Tensor) -> Tensor:
+    return mask.new_empty(mask.shape, dtype=torch.bool)

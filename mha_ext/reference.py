@@ -1,0 +1,141 @@
+"""The maths of this package in plain torch: short, differentiable, and slow.
+
+It is what the documentation cites and a reader may check the kernels against. It also stands in for the kernels where
+torch cannot trace them (``torch.func`` transforms inside ``torch.compile``) and where a derivative of a derivative has
+no kernel yet. Symbols: docs/notation.md; derivations: docs/maths.md.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+UNBOUNDED = 2**63 - 1  #: a window side without limit
+
+
+def _repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """Key/value heads repeated to the number of query heads (grouped-query attention)."""
+    return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
+
+
+def attention_scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """S = scale · Q Kᵀ."""
+    return scale * (query @ _repeat_heads(key, query.shape[-3]).mT)
+
+
+def weighted_sum(weights: Tensor, value: Tensor, scale: float = 1.0) -> Tensor:
+    """O = scale · P V."""
+    return scale * (weights @ _repeat_heads(value, weights.shape[-3]))
+
+
+def weighted_sum_over_queries(weights: Tensor, x: Tensor, kv_heads: int, scale: float = 1.0) -> Tensor:
+    """Y[g] = scale · Σ over the heads h of group g of P[h]ᵀ X[h]."""
+    per_head = weights.mT @ x
+    group = 1 if kv_heads == 0 else per_head.shape[-3] // kv_heads
+    return scale * per_head.unflatten(-3, (kv_heads, group)).sum(-3)
+
+
+def visible(
+    queries: int,
+    keys: int,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    causal_offsets: Tensor | None,
+    window_left: int,
+    window_right: int,
+    causal_offset: int,
+    device: torch.device,
+) -> Tensor:
+    """True where query i may see key j: i + offset - left <= j <= i + offset + right, j < length, and the mask agrees."""
+    i = torch.arange(queries, device=device).unsqueeze(-1) + causal_offset
+    j = torch.arange(keys, device=device)
+    if causal_offsets is not None:
+        i = i + causal_offsets[..., None, None]
+    may_see = torch.ones((), dtype=torch.bool, device=device).expand(queries, keys)
+    if window_left != UNBOUNDED:
+        may_see = may_see & (j >= i - window_left)
+    if window_right != UNBOUNDED:
+        may_see = may_see & (j <= i + window_right)
+    if key_lengths is not None:
+        may_see = may_see & (j < key_lengths[..., None, None])
+    return may_see if mask is None else may_see & mask
+
+
+def masked_softmax(
+    scores: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    causal_offsets: Tensor | None,
+    window_left: int,
+    window_right: int,
+    causal_offset: int,
+    softcap: float,
+    mask_value: float,
+) -> tuple[Tensor, Tensor | None]:
+    """P = softmax(x) over keys, x = softcap · tanh(S / softcap) + bias where visible, else mask_value.
+
+    Returns the weights and, with sinks, the probability that went to the sink.
+    """
+    may_see = visible(
+        scores.shape[-2], scores.shape[-1], mask, key_lengths, causal_offsets, window_left, window_right, causal_offset,
+        scores.device,
+    )  # fmt: skip
+    x = torch.where(may_see, scores, 0.0)  # before any arithmetic: 0 · NaN would return in the gradient
+    x = softcap * torch.tanh(x / softcap) if softcap else x
+    x = x if bias is None else x + torch.where(may_see, bias, 0.0)
+    x = torch.where(may_see, x, mask_value)
+    # Shift by the row maximum so that exp cannot overflow; an empty row has none, and its sum is 0.
+    row_max = x.detach().amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:-1], 1), -torch.inf)
+    if sinks is not None:
+        row_max = torch.maximum(row_max, sinks.detach()[..., None, None])
+    row_max = torch.where(row_max == -torch.inf, 0.0, row_max)
+    e = torch.exp(x - row_max)
+    row_sum = e.sum(-1, keepdim=True)
+    if sinks is None:
+        return e / torch.where(row_sum == 0, 1.0, row_sum), None
+    e_sink = torch.exp(sinks[..., None, None] - row_max)
+    row_sum = row_sum + e_sink
+    return e / row_sum, (e_sink / row_sum).squeeze(-1)
+
+
+def masked_softmax_backward(
+    weights: Tensor,
+    grad_weights: Tensor,
+    sink_weights: Tensor | None,
+    grad_sink_weights: Tensor | None,
+    scores: Tensor | None,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    causal_offsets: Tensor | None,
+    window_left: int,
+    window_right: int,
+    causal_offset: int,
+    softcap: float,
+    mask_value: float,
+    want_grad_logits: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """dx = P (dP - Δ) with Δ = Σ P dP over the keys and the sink; dS = dx · (1 - tanh²(S / softcap)).
+
+    A weight of exactly 0 contributes nothing, even where dP is NaN: the value of a hidden key may be anything.
+    """
+    grad_weights = torch.where(weights == 0, 0.0, grad_weights)
+    delta = (weights * grad_weights).sum(-1, keepdim=True)
+    if sink_weights is not None and grad_sink_weights is not None:
+        delta = delta + (sink_weights * grad_sink_weights).unsqueeze(-1).to(weights.dtype)
+    grad_logits = weights * (grad_weights - delta)
+    if mask_value != -torch.inf:  # hidden keys have weight, but their logit is a constant
+        may_see = visible(
+            weights.shape[-2], weights.shape[-1], mask, key_lengths, causal_offsets, window_left, window_right,
+            causal_offset, weights.device,
+        )  # fmt: skip
+        grad_logits = torch.where(may_see, grad_logits, 0.0)
+    grad_scores = grad_logits
+    if softcap and scores is not None:
+        grad_scores = torch.where(weights == 0, 0.0, grad_logits * (1 - torch.tanh(scores / softcap) ** 2))
+    grad_sink_rows = None
+    if sink_weights is not None:
+        own = 0.0 if grad_sink_weights is None else grad_sink_weights
+        grad_sink_rows = sink_weights * (own - delta.squeeze(-1).to(sink_weights.dtype))
+    return grad_scores, (grad_logits if want_grad_logits else None), grad_sink_rows
