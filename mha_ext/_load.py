@@ -30,7 +30,8 @@ def _installed_twin(name: str) -> Path | None:
 
 def _load_file(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"mha_ext.{name}", path)
-    assert spec is not None and spec.loader is not None  # the path ends in this Python's own suffix
+    assert spec is not None  # the path ends in this Python's own suffix
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules[spec.name] = module

@@ -104,7 +104,7 @@ def check_heads(name: str, x: Tensor, query_name: str, query: Tensor, enable_gqa
         raise ValueError(f"{name} must have the number of heads of {query_name}, {heads}, got {kv_heads} "
                          "(enable_gqa=True lets several query heads share one)")  # fmt: skip
     if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"{name} must have a number of heads that divides that of {query_name}, {heads}, got {kv_heads}")
+        raise ValueError(f"{name} must have a number of heads that divides {query_name}'s {heads}, got {kv_heads}")
 
 
 def real_number(name: str, x: object) -> float:
@@ -137,7 +137,7 @@ def broadcastable(name: str, x: Tensor, shape: Sequence[int], input_dims: int) -
     gets the head dimension that the query got.
     """
     if x.dim() > max(input_dims, 2):
-        raise ValueError(f"{name} must have at most {input_dims} dimensions like the inputs, got shape {tuple(x.shape)}")
+        raise ValueError(f"{name} must have at most {input_dims} dimensions like the inputs, got {tuple(x.shape)}")
     full = x.unsqueeze(1) if input_dims == 3 and x.dim() == 3 else x
     full = full[(None,) * (len(shape) - full.dim())]
     if all(own in (1, size) for own, size in zip(full.shape, shape, strict=True)):
@@ -200,7 +200,7 @@ def _window_side(window: object, side: int) -> int:
         return UNBOUNDED
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"window must be a pair (left, right) of ints or None, got {window!r}")
-    if abs(value) > 2**62:
+    if not -(2**62) <= value <= 2**62:
         raise ValueError(f"window must stay within 2^62 on both sides, got {window!r}")
     return value  # type: ignore[return-value]
 
@@ -231,9 +231,9 @@ def visibility(
     elif isinstance(causal_offset, Tensor):
         offsets = per_batch("causal_offset", causal_offset, batch, like)
     elif isinstance(causal_offset, (int, torch.SymInt)) and not isinstance(causal_offset, bool):
-        if abs(causal_offset) > 2**62:
+        if not -(2**62) <= causal_offset <= 2**62:
             raise ValueError(f"causal_offset must stay within 2^62, got {causal_offset}")
-        offset = causal_offset  # type: ignore[assignment]
+        offset = causal_offset
     elif causal_offset is not None:
         raise TypeError(
             f"causal_offset must be an int, an int tensor or 'lower_right', got {type(causal_offset).__name__}"

@@ -48,7 +48,7 @@ class Rule(Protocol):
     def reference(self, *args: Any) -> Any:
         """The same in plain torch, for ``torch.func`` transforms inside ``torch.compile``."""
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Tensor | None, ...]:
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
         """Tensors that the derivatives need; everything else goes onto ``ctx``."""
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -127,7 +127,7 @@ def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a + b
 
 
-def batch_first(x: Tensor | None, dim: int | None, size: int, expand: bool = False) -> Tensor | None:
+def batch_first(x: Any, dim: int | None, size: int, expand: bool = False) -> Any:
     """``x`` with its vmapped dimension in front; one that is not vmapped broadcasts there, expanded on demand."""
     if x is None:
         return None
@@ -148,7 +148,7 @@ class Bilinear:
     def grad_b(self, grad: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
         raise NotImplementedError
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Tensor | None, ...]:
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
         ctx.rest = inputs[2:]
         return inputs[:2]
 
@@ -178,10 +178,10 @@ class Scores(Bilinear):
     reference = staticmethod(reference.attention_scores)
 
     def grad_a(self, grad: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        return weighted_sum.in_backward(grad, b, scale)  # type: ignore[no-any-return]
+        return weighted_sum.in_backward(grad, b, scale)
 
     def grad_b(self, grad: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        return weighted_sum_over_queries.in_backward(grad, a, b.shape[-3], scale)  # type: ignore[no-any-return]
+        return weighted_sum_over_queries.in_backward(grad, a, b.shape[-3], scale)
 
 
 class WeightedSum(Bilinear):
@@ -191,10 +191,10 @@ class WeightedSum(Bilinear):
     reference = staticmethod(reference.weighted_sum)
 
     def grad_a(self, grad: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        return attention_scores.in_backward(grad, b, scale)  # type: ignore[no-any-return]
+        return attention_scores.in_backward(grad, b, scale)
 
     def grad_b(self, grad: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        return weighted_sum_over_queries.in_backward(a, grad, b.shape[-3], scale)  # type: ignore[no-any-return]
+        return weighted_sum_over_queries.in_backward(a, grad, b.shape[-3], scale)
 
 
 class WeightedSumOverQueries(Bilinear):
@@ -204,10 +204,10 @@ class WeightedSumOverQueries(Bilinear):
     reference = staticmethod(reference.weighted_sum_over_queries)
 
     def grad_a(self, grad: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        return attention_scores.in_backward(b, grad, scale)  # type: ignore[no-any-return]
+        return attention_scores.in_backward(b, grad, scale)
 
     def grad_b(self, grad: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        return weighted_sum.in_backward(a, grad, scale)  # type: ignore[no-any-return]
+        return weighted_sum.in_backward(a, grad, scale)
 
 
 def masked_softmax_backward(*args: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -216,7 +216,7 @@ def masked_softmax_backward(*args: Any) -> tuple[Tensor, Tensor | None, Tensor |
     wanted = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
     if needs_full() or (wanted and not compiling):
         return reference.masked_softmax_backward(*args)
-    return ops.masked_softmax_backward(*args)  # type: ignore[no-any-return]
+    return ops.masked_softmax_backward(*args)
 
 
 class MaskedSoftmax:
@@ -225,7 +225,7 @@ class MaskedSoftmax:
     op = staticmethod(ops.masked_softmax)
     reference = staticmethod(reference.masked_softmax)
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Tensor | None, ...]:
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
         scores, bias, sinks, mask, key_lengths, causal_offsets, *ctx.numbers = inputs
         ctx.bias_shape = None if bias is None else bias.shape
         ctx.sinks_like = None if sinks is None else (sinks.shape, sinks.dtype)
@@ -252,16 +252,14 @@ class MaskedSoftmax:
 
     def jvp(self, ctx: Any, *tangents: Any) -> Any:
         weights, sink_weights, scores, *visibility = ctx.saved_tensors
-        left, right, offset, softcap, mask_value = ctx.numbers
+        softcap, mask_value = ctx.numbers[3:]
         t_scores, t_bias, t_sinks = tangents[:3]
         if t_scores is not None and softcap:
             t_scores = t_scores * (1 - torch.tanh(scores / softcap) ** 2)
         t_logits = _add(t_scores, t_bias)
         t_logits = torch.zeros_like(weights) if t_logits is None else t_logits.expand(weights.shape)
         if mask_value != -torch.inf:  # the logit of a hidden key is a constant
-            may_see = reference.visible(
-                weights.shape[-2], weights.shape[-1], *visibility, left, right, offset, weights.device
-            )
+            may_see = reference.visible(weights, *visibility, *ctx.numbers[:3])
             t_logits = torch.where(may_see, t_logits, 0.0)
         t_sink_rows = None
         if t_sinks is not None and sink_weights is not None:
@@ -296,7 +294,7 @@ class SumOver:
     def reference(self, x: Tensor, dims: list[int]) -> Tensor:
         return x.sum(dims, keepdim=True)
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Tensor | None, ...]:
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
         ctx.shape, ctx.dims = inputs[0].shape, inputs[1]
         return ()
 
@@ -318,7 +316,7 @@ class Dropout:
     def reference(self, weights: Tensor, seed: Tensor, p: float) -> Tensor:
         return weights * ops.dropout(torch.ones_like(weights), seed, p)
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Tensor | None, ...]:
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
         ctx.p = inputs[2]
         return (inputs[1],)
 
@@ -330,9 +328,8 @@ class Dropout:
 
     def vmap(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         # One by one: each sample counts its positions from zero, with its own seed or the shared one.
-        weights, seed = (batch_first(x, d, info.batch_size, expand=True) for x, d in zip(args, in_dims[:2], strict=False))
-        assert weights is not None and seed is not None
-        return torch.stack([dropout(w, s, args[2]) for w, s in zip(weights, seed, strict=True)]), 0
+        weights, seed = (batch_first(args[i], in_dims[i], info.batch_size, expand=True) for i in range(2))
+        return torch.stack([dropout(weights[i], seed[i], args[2]) for i in range(info.batch_size)]), 0
 
 
 class KeepMask:
@@ -343,7 +340,7 @@ class KeepMask:
     def reference(self, mask: Tensor) -> Tensor:
         return mask != 0
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Tensor | None, ...]:
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
         ctx.mark_non_differentiable(output)
         return ()
 

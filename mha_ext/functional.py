@@ -236,13 +236,17 @@ def attention(
         key: ``(..., H, Lk, D)``; ``(..., Hkv, Lk, D)`` with ``enable_gqa``.
         value: ``(..., H, Lk, Dv)``; ``(..., Hkv, Lk, Dv)`` with ``enable_gqa``.
         mask: keep-mask that broadcasts to ``(..., H, Lq, Lk)``: True or any non-zero number = may attend.
-        dropout: None, a probability, an ``nn.Dropout`` (its ``p``, active in training mode only), or any other callable,
-            which is applied to the weights. The returned weights are those after dropout.
+        dropout: None, a probability, an ``nn.Dropout`` (its ``p``, active in training mode only), or any other
+            callable, which is applied to the weights. The returned weights are those after dropout.
         bias: added to the scaled scores, broadcasts likewise, same dtype; differentiable.
-        is_causal, window, causal_offset, key_lengths: which keys a query sees, see :func:`masked_softmax`. All of them
-            and ``mask`` combine.
+        is_causal: query ``i`` sees key ``j`` only if ``j <= i + causal_offset``.
+        window: ``(left, right)`` bounds on ``j - (i + causal_offset)``, None = unbounded; see :func:`masked_softmax`.
+        causal_offset: an int, an int tensor with one entry per batch entry, or ``"lower_right"``.
+        key_lengths: int tensor, one per batch entry: keys at or past it are hidden.
         scale: default ``1/√D``. Zero and negative are allowed.
-        softcap, sinks, mask_value: see :func:`masked_softmax`.
+        softcap: ``softcap · tanh(scores / softcap)`` bounds the scores; positive.
+        sinks: ``(H,)``, same dtype: a logit per head that takes part in the denominator only; differentiable.
+        mask_value: what hidden positions get: ``-inf``, or a finite number such as the course's ``-1e9``.
         enable_gqa: let ``H / Hkv`` query heads share a key/value head; they are never repeated in memory.
         need_weights: return the weights; otherwise None.
         generator: source of the dropout seed; default torch's own of the device.
@@ -300,7 +304,9 @@ def scaled_dot_product_attention(
     """Same signature and meaning as ``torch.nn.functional.scaled_dot_product_attention``.
 
     Args:
-        query, key, value: as for :func:`attention`.
+        query: ``(..., H, Lq, D)``.
+        key: ``(..., H, Lk, D)``.
+        value: ``(..., H, Lk, Dv)``.
         attn_mask: bool = keep-mask; floating point (the query's dtype) = added to the scores. Broadcasts to
             ``(..., H, Lq, Lk)``. Unlike torch's, it may be combined with ``is_causal``: both then apply.
         dropout_p: probability that a weight is dropped. Applied whenever positive, as torch does: pass 0 in evaluation.

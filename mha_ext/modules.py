@@ -73,7 +73,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_model: int, n_heads: int, dropout: float = 0.1) -> None:
         super().__init__()
         if d_model <= 0 or n_heads <= 0 or d_model % n_heads != 0:
-            raise ValueError(f"d_model must be a positive multiple of n_heads, got d_model={d_model}, n_heads={n_heads}")
+            raise ValueError(f"d_model must be a positive multiple of n_heads, got {d_model} and {n_heads}")
         self.d_model = d_model
         self.n_heads = n_heads
         self.W_Q = nn.Linear(d_model, d_model)

@@ -36,17 +36,16 @@ def weighted_sum_over_queries(weights: Tensor, x: Tensor, kv_heads: int, scale: 
 
 
 def visible(
-    queries: int,
-    keys: int,
+    scores: Tensor,
     mask: Tensor | None,
     key_lengths: Tensor | None,
     causal_offsets: Tensor | None,
     window_left: int,
     window_right: int,
     causal_offset: int,
-    device: torch.device,
 ) -> Tensor:
-    """True where query i may see key j: i + offset - left <= j <= i + offset + right, j < length, and the mask agrees."""
+    """True where query i may see key j: i + offset - left <= j <= i + offset + right, j < length, mask[i, j]."""
+    (queries, keys), device = scores.shape[-2:], scores.device
     i = torch.arange(queries, device=device).unsqueeze(-1) + causal_offset
     j = torch.arange(keys, device=device)
     if causal_offsets is not None:
@@ -78,10 +77,7 @@ def masked_softmax(
 
     Returns the weights and, with sinks, the probability that went to the sink.
     """
-    may_see = visible(
-        scores.shape[-2], scores.shape[-1], mask, key_lengths, causal_offsets, window_left, window_right, causal_offset,
-        scores.device,
-    )  # fmt: skip
+    may_see = visible(scores, mask, key_lengths, causal_offsets, window_left, window_right, causal_offset)
     x = torch.where(may_see, scores, 0.0)  # before any arithmetic: 0 · NaN would return in the gradient
     x = softcap * torch.tanh(x / softcap) if softcap else x
     x = x if bias is None else x + torch.where(may_see, bias, 0.0)
@@ -126,10 +122,7 @@ def masked_softmax_backward(
         delta = delta + (sink_weights * grad_sink_weights).unsqueeze(-1).to(weights.dtype)
     grad_logits = weights * (grad_weights - delta)
     if mask_value != -torch.inf:  # hidden keys have weight, but their logit is a constant
-        may_see = visible(
-            weights.shape[-2], weights.shape[-1], mask, key_lengths, causal_offsets, window_left, window_right,
-            causal_offset, weights.device,
-        )  # fmt: skip
+        may_see = visible(weights, mask, key_lengths, causal_offsets, window_left, window_right, causal_offset)
         grad_logits = torch.where(may_see, grad_logits, 0.0)
     grad_scores = grad_logits
     if softcap and scores is not None:

@@ -22,10 +22,10 @@ MHA_INLINE int64_t clamp_index(int64_t x, int64_t n) { return x < 0 ? 0 : x > n 
 
 // What of Visibility is fixed within one batch entry.
 struct BatchVisibility {
-  int64_t offset;        // query i stands at key position i + offset
-  int64_t keys;          // keys at or past this index are hidden
-  int64_t left, right;   // window sides
-  const bool* mask;      // null: none
+  int64_t offset;       // query i stands at key position i + offset
+  int64_t keys;         // keys at or past this index are hidden
+  int64_t left, right;  // window sides
+  const bool* mask;     // null: none
   int64_t mask_row_stride, mask_col_stride;
 };
 

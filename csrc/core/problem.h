@@ -43,8 +43,8 @@ struct Product {
   DType dtype = DType::f32;
   BatchShape batch;
   int64_t m = 0, n = 0, k = 0, groups = 1;
-  Input a;  // row = m, col = k
-  Input b;  // row = k, col = n
+  Input a;   // row = m, col = k
+  Input b;   // row = k, col = n
   Output c;  // row = m, col = n
   int64_t a_group_stride = 0, b_group_stride = 0;
   double alpha = 1.0;

@@ -1,6 +1,6 @@
 // Argument checks. They guard memory: the operators can be called directly through torch.ops, past the Python checks
-// that are worded for users. A std::invalid_argument thrown here reaches Python as ValueError, word for word; it must be
-// thrown before anything is written and never inside a parallel region, where torch would swallow its text.
+// that are worded for users. A std::invalid_argument thrown here reaches Python as ValueError, word for word; it must
+// be thrown before anything is written and never inside a parallel region, where torch would swallow its text.
 #pragma once
 #include <sstream>
 #include <stdexcept>

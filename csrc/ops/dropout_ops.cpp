@@ -70,7 +70,8 @@ double keep_elements_of(ScalarType type, const Tensor& mask, const BatchShape& s
 
 // Non-zero = may attend. A floating-point mask with a negative value is an additive one in the wrong place.
 Tensor keep_mask(const Tensor& mask) {
-  require(mask.dim() <= kMaxBatchDims, "mask has ", mask.dim(), " dimensions, at most ", kMaxBatchDims, " are possible");
+  require(mask.dim() <= kMaxBatchDims, "mask has ", mask.dim(), " dimensions, at most ", kMaxBatchDims,
+          " are possible");
   const ScalarType type = mask.scalar_type();
   Tensor keep = allocate(shape_with_tail(mask, 0, {}), ScalarType::Bool);
   const double lowest = keep_elements_of(type, mask, batch_shape(mask, 0), keep);

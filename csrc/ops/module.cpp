@@ -20,8 +20,8 @@ pybind11::dict build_info() {
   info["compiler"] = "gcc " __VERSION__;
 #endif
   info["cpp_standard"] = static_cast<long>(__cplusplus);
-  info["pybind11"] = MHA_TEXT(PYBIND11_VERSION_MAJOR) "." MHA_TEXT(PYBIND11_VERSION_MINOR) "." MHA_TEXT(
-      PYBIND11_VERSION_PATCH);
+  info["pybind11"] =
+      MHA_TEXT(PYBIND11_VERSION_MAJOR) "." MHA_TEXT(PYBIND11_VERSION_MINOR) "." MHA_TEXT(PYBIND11_VERSION_PATCH);
   info["torch_headers"] = mha::ops::torch_headers_version();
   info["torch_target"] = std::to_string(target >> 56) + "." + std::to_string(target >> 48 & 0xFF);
   return info;

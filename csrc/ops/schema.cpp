@@ -16,7 +16,8 @@ STABLE_TORCH_LIBRARY(mha_ext, m) {
   // Softmax. window_left, window_right: 2^63 - 1 means unbounded. softcap: 0 means none.
   m.def(
       "masked_softmax(Tensor scores, Tensor? bias, Tensor? sinks, Tensor? mask, Tensor? key_lengths,"
-      " Tensor? causal_offsets, int window_left, int window_right, SymInt causal_offset, float softcap, float mask_value)"
+      " Tensor? causal_offsets, int window_left, int window_right, SymInt causal_offset, float softcap, float "
+      "mask_value)"
       " -> (Tensor weights, Tensor? sink_weights)");
   m.def(
       "masked_softmax_backward(Tensor weights, Tensor grad_weights, Tensor? sink_weights, Tensor? grad_sink_weights,"

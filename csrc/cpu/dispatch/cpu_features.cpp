@@ -49,7 +49,8 @@ Isa detect() {
 
   const bool avx2 = (state & kYmm) == kYmm && all(leaf7.ebx, bit_AVX2) && all(leaf1.ecx, bit_FMA | bit_F16C);
   if (!avx2) return Isa::generic;
-  const bool avx512 = (state & kZmm) == kZmm && all(leaf7.ebx, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL);
+  const bool avx512 =
+      (state & kZmm) == kZmm && all(leaf7.ebx, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL);
   if (!avx512) return Isa::avx2;
   constexpr uint32_t kAvx512Bf16 = 1u << 5;  // leaf 7.1 EAX
   if (!all(leaf71.eax, kAvx512Bf16)) return Isa::avx512;
