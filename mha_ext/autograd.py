@@ -254,13 +254,13 @@ class MaskedSoftmax:
         weights, sink_weights, scores, *visibility = ctx.saved_tensors
         softcap, mask_value = ctx.numbers[3:]
         t_scores, t_bias, t_sinks = tangents[:3]
-        if t_scores is not None and softcap:
-            t_scores = t_scores * (1 - torch.tanh(scores / softcap) ** 2)
-        t_logits = _add(t_scores, t_bias)
-        t_logits = torch.zeros_like(weights) if t_logits is None else t_logits.expand(weights.shape)
+        constant = weights == 0
         if mask_value != -torch.inf:  # the logit of a hidden key is a constant
-            may_see = reference.visible(weights, *visibility, *ctx.numbers[:3])
-            t_logits = torch.where(may_see, t_logits, 0.0)
+            constant = constant | ~reference.visible(weights, *visibility, *ctx.numbers[:3])
+        if t_scores is not None and softcap:
+            t_scores = t_scores * (1 - torch.tanh(torch.where(constant, 0.0, scores) / softcap) ** 2)
+        t_logits = _add(t_scores, t_bias)
+        t_logits = torch.zeros_like(weights) if t_logits is None else torch.where(constant, 0.0, t_logits)
         t_sink_rows = None
         if t_sinks is not None and sink_weights is not None:
             t_sink_rows = t_sinks.unsqueeze(-1).to(sink_weights.dtype).expand(sink_weights.shape)

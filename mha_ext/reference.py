@@ -114,19 +114,22 @@ def masked_softmax_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dx = P (dP - Δ) with Δ = Σ P dP over the keys and the sink; dS = dx · (1 - tanh²(S / softcap)).
 
-    A weight of exactly 0 contributes nothing, even where dP is NaN: the value of a hidden key may be anything.
+    A weight of exactly 0 contributes nothing, even where dP is NaN: the value of a hidden key may be anything. The same
+    holds for what the next derivative brings from outside, hence the second where.
     """
-    grad_weights = torch.where(weights == 0, 0.0, grad_weights)
+    constant = weights == 0
+    grad_weights = torch.where(constant, 0.0, grad_weights)
     delta = (weights * grad_weights).sum(-1, keepdim=True)
     if sink_weights is not None and grad_sink_weights is not None:
         delta = delta + (sink_weights * grad_sink_weights).unsqueeze(-1).to(weights.dtype)
-    grad_logits = weights * (grad_weights - delta)
     if mask_value != -torch.inf:  # hidden keys have weight, but their logit is a constant
-        may_see = visible(weights, mask, key_lengths, causal_offsets, window_left, window_right, causal_offset)
-        grad_logits = torch.where(may_see, grad_logits, 0.0)
+        constant = constant | ~visible(
+            weights, mask, key_lengths, causal_offsets, window_left, window_right, causal_offset
+        )
+    grad_logits = torch.where(constant, 0.0, weights * (grad_weights - delta))
     grad_scores = grad_logits
     if softcap and scores is not None:
-        grad_scores = torch.where(weights == 0, 0.0, grad_logits * (1 - torch.tanh(scores / softcap) ** 2))
+        grad_scores = grad_logits * (1 - torch.tanh(torch.where(constant, 0.0, scores) / softcap) ** 2)
     grad_sink_rows = None
     if sink_weights is not None:
         own = 0.0 if grad_sink_weights is None else grad_sink_weights
