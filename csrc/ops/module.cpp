@@ -1,9 +1,10 @@
-// The Python module mha_ext._C: what was built, and which instruction-set level runs. Operators reach Python through
-// torch's dispatcher, so no tensor passes here and libtorch_python is not needed.
+// The Python module mha_ext._C: what was built, which instruction-set level runs, and what the machine can do at most.
+// Operators reach Python through torch's dispatcher, so no tensor passes here and libtorch_python is not needed.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "../cpu/dispatch/dispatch.h"
+#include "../cpu/peak.h"
 #include "torch_version.h"
 
 namespace {
@@ -30,9 +31,12 @@ pybind11::dict build_info() {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "Compiled part of mha_ext: build information and control of the instruction-set level.";
+  m.doc() = "Compiled part of mha_ext: build information, the instruction-set level, and the machine's measured peaks.";
   m.def("build_info", &build_info, "What this library was built with, as a dict of strings and numbers.");
   m.def("supported_isas", &mha::cpu::supported_isas, "Levels this machine can run, lowest first.");
   m.def("isa", [] { return std::string(mha::cpu::kernels().isa); }, "The level in use.");
   m.def("set_isa", &mha::cpu::set_isa, "Use another level from now on, in the whole process.", pybind11::arg("name"));
+  m.def("peak_kinds", &mha::cpu::peak_kinds, "Kinds of peak that this machine has; what each means: csrc/cpu/peak.h.");
+  m.def("measure_peak", &mha::cpu::measure_peak, "Measure a peak: GF/s, or GB/s for the bandwidths.",
+        pybind11::arg("kind"), pybind11::arg("threads"), pybind11::call_guard<pybind11::gil_scoped_release>());
 }
