@@ -1,0 +1,170 @@
+"""The command line: ``mha-ext demo``, ``mha-ext info``, ``mha-ext bench``; also ``python -m mha_ext``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from . import __version__, _load, build_info, isa, supported_isas
+from .bench.cases import Case
+from .bench.report import comparison_table, describe_run, suite_tables
+from .bench.run import SUITES, Run, listed, run_cases
+from .demo import demo
+
+__all__ = ["main"]
+
+EPILOG = "MHA_EXT_ISA=generic|avx2|avx512|... in the environment caps the instruction-set level that the kernels use."
+WIDTH_IN_FILES = 160  # columns, where output goes to no terminal: the tables of bench need that many
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status, 1 if a check failed; wrong arguments raise SystemExit(2)."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH_IN_FILES
+    if getattr(options, "threads", None):
+        torch.set_num_threads(options.threads)
+    status: int = options.command(options, console, parser)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mha-ext", description="Native attention for PyTorch.", epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"mha_ext {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="{demo,info,bench}")
+
+    command = commands.add_parser("demo", help="the course's example: step by step, checked, and timed (seconds)")
+    command.set_defaults(command=_demo)
+    command.add_argument("--threads", type=_count, metavar="N", help="threads (default: torch's own number)")
+
+    command = commands.add_parser("info", help="versions, shared objects, instruction-set levels")
+    command.set_defaults(command=_info)
+
+    command = commands.add_parser(
+        "bench",
+        help="compare with PyTorch, and with what this machine can do",
+        description="Time mha_ext and PyTorch in turns, in one process, after both have been checked against float64.",
+        epilog="How to read the tables: benchmarks/README.md in the source tree.",
+    )
+    command.set_defaults(command=_bench)
+    suites = (*SUITES, "all")
+    command.add_argument(
+        "--suite", choices=suites, default="all", help="what to run: %(choices)s (default: all)", metavar="NAME"
+    )
+    command.add_argument("--list", action="store_true", help="only list the cases")
+    command.add_argument("--threads", type=_count, metavar="N", help="threads (default: torch's own number)")
+    command.add_argument("--quick", action="store_true", help="small sizes, few samples: to see that all works")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions and all figures")
+    command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the speed-ups (needs the bench extra)")
+    command.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("A.json", "B.json"), help="compare two such files, run nothing"
+    )
+    return parser
+
+
+def _count(text: str) -> int:
+    count = int(text) if text.isdecimal() else 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return count
+
+
+def _demo(options: argparse.Namespace, console: Console, parser: argparse.ArgumentParser) -> int:
+    return 0 if demo(console, lambda cases: _run(cases, quick=True, console=console)) else 1
+
+
+def _info(options: argparse.Namespace, console: Console, parser: argparse.ArgumentParser) -> int:
+    built = build_info()
+    architectures = built.pop("cuda_archs", "none")
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    rows = {
+        "mha_ext": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        **{f"library {name}": where for name, where in _load.shared_objects.items()},
+        "ISA levels here": ", ".join(supported_isas()),
+        "ISA level in use": isa(),
+        "threads": str(torch.get_num_threads()),
+        "CUDA architectures built": str(architectures),
+        **{f"built with: {name}": str(value) for name, value in built.items()},
+    }
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    console.print(table)
+    return 0
+
+
+def _bench(options: argparse.Namespace, console: Console, parser: argparse.ArgumentParser) -> int:
+    if options.compare:
+        return _compare(options.compare, console, parser)
+    cases = listed(tuple(SUITES) if options.suite == "all" else (options.suite,), options.quick)
+    if options.list:
+        for suite, case in cases:
+            console.print(f"{suite}: {case.name} ({case.shape}) {case.dtype_name}", highlight=False)
+        return 0
+    _check_outputs(options, parser)  # before minutes are spent
+
+    run = _run(cases, options.quick, console)
+    console.print(describe_run(run), highlight=False)
+    for table in suite_tables(run):
+        console.print(table)
+    if options.json:
+        run.save(options.json)
+    if options.plot:
+        from .bench.plot import plot_speedups
+
+        plot_speedups(run, options.plot)
+    wrong = [result for result in run.results if result.wrong]
+    for result in wrong:
+        names = ", ".join(row.contestant for row in result.wrong)
+        console.print(
+            f"[bold red]wrong and not timed:[/bold red] {names} in {result.suite}: {result.name}, {result.dtype}"
+        )
+    return 1 if wrong else 0
+
+
+def _check_outputs(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    for name, path in (("--json", options.json), ("--plot", options.plot)):
+        if path and not path.absolute().parent.is_dir():
+            parser.error(f"{name}: there is no directory {path.absolute().parent}")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'mha_ext[bench]'")
+
+
+def _run(cases: Sequence[tuple[str, Case]], quick: bool, console: Console) -> Run:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(cases))
+        started = 0
+
+        def begin(case: Case) -> None:
+            nonlocal started
+            progress.update(task, completed=started, description=escape(f"{case.name}, {case.dtype_name}"))
+            started += 1
+
+        return run_cases(cases, quick, begin)
+
+
+def _compare(paths: Sequence[Path], console: Console, parser: argparse.ArgumentParser) -> int:
+    try:
+        runs = [Run.load(path) for path in paths]
+        table = comparison_table(runs[0], runs[1], (paths[0].name, paths[1].name))
+    except (OSError, ValueError) as error:
+        parser.error(f"--compare: {error}")
+    for name, run in zip("AB", runs, strict=True):
+        console.print(f"{name}: {describe_run(run)}", highlight=False)
+    console.print(table)
+    return 0

@@ -1,0 +1,164 @@
+"""The command line, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import mha_ext
+from mha_ext import cli, demo
+from mha_ext.bench.suite_attention import TINY
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before():
+    """--threads holds for the process, which the tests share."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = cli.main(arguments)
+    return status, capsys.readouterr().out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is printed for wrong arguments."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_info_tells_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = run(capsys, "info")
+    assert status == 0
+    expected = [mha_ext.__version__, torch.__version__, mha_ext.isa(), mha_ext.build_info()["compiler"], "_C_cuda"]
+    for part in (*expected, *mha_ext.supported_isas()):
+        assert part in text
+
+
+def test_python_m_is_the_same_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "mha_ext", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"mha_ext {mha_ext.__version__}\n"
+
+
+def test_demo_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = run(capsys, "demo")
+    assert status == 0
+    assert "WRONG" not in text
+    for part in ("attention_scores", "masked_softmax", "weighted_sum", "MultiHeadAttention(512, 8)", "gradcheck"):
+        assert part in text
+
+
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the verdicts, which need no speed table of a real size."""
+    monkeypatch.setattr(demo, "TIMED", TINY)
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_demo_fails_when_a_result_is_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = demo.weighted_sum
+    monkeypatch.setattr(demo, "weighted_sum", lambda weights, value: right(weights, value) * 1.01)
+    status, text = run(capsys, "demo")
+    assert status == 1
+    assert text.count("WRONG") == 1
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_demo_fails_when_a_gradient_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = demo.attention
+
+    def without_gradient_of_value(query, key, value, **options):
+        return right(query, key, value.detach() + 0 * value, **options)
+
+    monkeypatch.setattr(demo, "attention", without_gradient_of_value)
+    status, text = run(capsys, "demo")
+    assert status == 1
+    assert text.count("WRONG") == 1
+
+
+def test_bench_writes_what_it_measured_and_compares(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+    file, picture = tmp_path / "run.json", tmp_path / "run.png"
+    status, text = run(
+        capsys, "bench", "--quick", "--suite", "overhead", "--threads", "1", "--json", str(file), "--plot", str(picture)
+    )
+    assert status == 0
+    assert "torch SDPA" in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    kept = json.loads(file.read_text())
+    assert kept["machine"]["threads"] == 1
+    assert kept["machine"]["torch"] == torch.__version__
+    assert kept["machine"]["isa"] == mha_ext.isa()
+    assert {row["contestant"] for result in kept["results"] for row in result["rows"]} >= {"mha_ext", "torch SDPA"}
+    assert all(row["seconds"] for result in kept["results"] for row in result["rows"])
+
+    status, text = run(capsys, "bench", "--compare", str(file), str(file))
+    assert status == 0
+    assert "geometric mean of 3 cases" in text
+
+
+def test_every_suite_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = run(capsys, "bench", "--quick", "--threads", "1")
+    assert status == 0
+    for suite in cli.SUITES:
+        assert f"suite {suite}" in text
+
+
+def test_bench_lists_without_running(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "run_cases", None)  # calling it would fail
+    status, text = run(capsys, "bench", "--suite", "steps", "--list")
+    assert status == 0
+    assert "steps: attention_scores, output reused (8,12,512,512,64) float32" in text.splitlines()
+
+
+def test_bench_fails_when_a_result_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = mha_ext.attention
+    monkeypatch.setattr(mha_ext, "attention", lambda *tensors, **options: (right(*tensors, **options)[0] + 1, None))
+    monkeypatch.setitem(cli.SUITES, "overhead", lambda quick: overhead_output_only())
+    status, text = run(capsys, "bench", "--quick", "--suite", "overhead")
+    assert status == 1
+    assert "wrong and not timed: mha_ext in overhead: smallest call, output, float32" in text
+
+
+def overhead_output_only():
+    from mha_ext.bench.suite_attention import overhead
+
+    return [case for case in overhead(quick=True) if case.name == "smallest call, output"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the following arguments are required: {demo,info,bench}"),
+        (("train",), "invalid choice: 'train' (choose from"),
+        (("bench", "--suite", "stps"), "argument --suite: invalid choice: 'stps' (choose from"),
+        (("bench", "--threads", "0"), "argument --threads: expected a number of at least 1, got '0'"),
+        (("demo", "--threads", "two"), "argument --threads: expected a number of at least 1, got 'two'"),
+        (("bench", "--compare", "a.json"), "argument --compare: expected 2 arguments"),
+        (("bench", "--compare", "/none/a.json", "/none/b.json"), "--compare: [Errno 2] No such file or directory"),
+        (("bench", "--json", "/none/a.json"), "--json: there is no directory /none"),
+        (("bench", "--plot", "/none/a.png"), "--plot: there is no directory /none"),
+    ],
+)
+def test_wrong_arguments_are_explained(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in refusal(capsys, *arguments)
+
+
+def test_plot_without_matplotlib_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    assert "--plot needs matplotlib: pip install 'mha_ext[bench]'" in refusal(capsys, "bench", "--plot", "a.png")
