@@ -21,6 +21,7 @@ struct KernelTable {
   Kernel<SoftmaxBackward> softmax_backward[kDTypes];
   Kernel<Dropout> dropout[kDTypes];
   Kernel<SumOver> sum_over[kDTypes];
+  Kernel<SumOver> sum_partials[kDTypes];
 };
 
 }  // namespace mha::cpu

@@ -10,6 +10,7 @@
 #include "../../core/philox.h"
 #include "../../core/problem.h"
 #include "../../core/strides.h"
+#include "../../core/sum_plan.h"
 #include "../scratch.h"
 #include "tables.h"
 #include "target.h"

@@ -18,7 +18,8 @@ constexpr KernelTable make_table(const char* isa) {
           MHA_ALL_DTYPES(SoftmaxForwardKernel, SoftmaxForward),
           MHA_ALL_DTYPES(SoftmaxBackwardKernel, SoftmaxBackward),
           MHA_ALL_DTYPES(DropoutKernel, Dropout),
-          MHA_ALL_DTYPES(SumOverKernel, SumOver)};
+          MHA_ALL_DTYPES(SumOverKernel, SumOver),
+          MHA_ALL_DTYPES(SumPartialsKernel, SumOver)};
 }
 
 #undef MHA_ALL_DTYPES

@@ -38,3 +38,6 @@ MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) {
 }
 MHA_INLINE void stream(float* p, FloatVec v) { _mm512_stream_ps(p, (__m512)v); }
 MHA_INLINE void stream_fence() { _mm_sfence(); }
+
+typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
+MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (WordVec)_mm512_mul_epu32((__m512i)a, (__m512i)b); }

@@ -29,3 +29,7 @@ MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) { return a *
 // A store that does not bring the line into the cache; p is aligned to kVectorBytes.
 MHA_INLINE void stream(float* p, FloatVec v) { *reinterpret_cast<FloatVec*>(p) = v; }
 MHA_INLINE void stream_fence() {}
+
+// Lanes of 64 bits. multiply_low_words: the 64-bit products of the lanes' low halves.
+typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
+MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }

@@ -1,0 +1,157 @@
+// What the row kernels share: reading and writing one row through its stride, a register at a time, and cutting the
+// rows of all matrices into tasks.
+
+// Lanes 0..n-1 true.
+template <class T>
+MHA_INLINE VecMask<T> first_lanes(int n) {
+  VecMask<T> lane;
+  for (int i = 0; i < kLanes<T>; ++i) lane[i] = i;
+  return lane < n;
+}
+
+// p[j * stride] for j = 0, 1, ..., widened. Stride 0 is a value broadcast along the row.
+template <class T>
+struct RowReader {
+  using Acc = accumulate_t<T>;
+  const T* p;
+  int64_t stride;
+
+  explicit operator bool() const { return p != nullptr; }
+  MHA_INLINE_MEMBER RowReader from(int64_t j) const { return {p ? p + j * stride : nullptr, stride}; }
+
+  // Elements j .. j+n-1; the other lanes hold anything.
+  MHA_INLINE_MEMBER Vec<Acc> read(int64_t j, int n) const {
+    if (stride == 1) return n == kLanes<Acc> ? load<T>(p + j) : load_first<T>(p + j, n);
+    if (stride == 0) return splat<Acc>(widen(*p));
+    Acc lanes[kLanes<Acc>] = {};
+    for (int i = 0; i < n; ++i) lanes[i] = widen(p[(j + i) * stride]);
+    return load<Acc>(lanes);
+  }
+};
+
+template <class T>
+struct RowWriter {
+  using Acc = accumulate_t<T>;
+  T* p;
+  int64_t stride;
+
+  explicit operator bool() const { return p != nullptr; }
+  MHA_INLINE_MEMBER RowWriter from(int64_t j) const { return {p ? p + j * stride : nullptr, stride}; }
+
+  MHA_INLINE_MEMBER void write(int64_t j, int n, Vec<Acc> v) const {
+    if (stride == 1) {
+      if (n == kLanes<Acc>) store<T>(p + j, v);
+      else store_first<T>(p + j, v, n);
+    } else {
+      Acc lanes[kLanes<Acc>];
+      store<Acc>(lanes, v);
+      for (int i = 0; i < n; ++i) p[(j + i) * stride] = narrow<T>(lanes[i]);
+    }
+  }
+
+  void fill(int64_t begin, int64_t end, Acc value) const {
+    const Vec<Acc> v = splat<Acc>(value);
+    int64_t j = begin;
+    for (; j + kLanes<Acc> <= end; j += kLanes<Acc>) write(j, kLanes<Acc>, v);
+    if (j < end) write(j, static_cast<int>(end - j), v);
+  }
+};
+
+// The boolean mask of a row, read as bytes: any non-zero byte is true.
+template <class Acc>
+struct RowMask {
+  const uint8_t* p;
+  int64_t stride;
+
+  explicit operator bool() const { return p != nullptr; }
+  MHA_INLINE_MEMBER RowMask from(int64_t j) const { return {p ? p + j * stride : nullptr, stride}; }
+
+  MHA_INLINE_MEMBER VecMask<Acc> read(int64_t j, int n) const {
+    VecMask<Acc> lanes = {};
+    if (stride == 1 && n == kLanes<Acc>) {
+      for (int i = 0; i < kLanes<Acc>; ++i) lanes[i] = p[j + i];
+    } else {
+      for (int i = 0; i < n; ++i) lanes[i] = p[(j + i) * stride];
+    }
+    return lanes != 0;
+  }
+};
+
+// The matrix of one batch entry, row by row. An absent one (null) has absent rows.
+template <class T>
+struct MatrixReader {
+  const T* p;
+  int64_t row_stride, col_stride;
+
+  MatrixReader(const BatchShape& batch, int64_t entry, const Input& stack)
+      : p(stack ? matrix<const T>(batch, entry, stack) : nullptr),
+        row_stride(stack.row_stride),
+        col_stride(stack.col_stride) {}
+  MHA_INLINE_MEMBER RowReader<T> row(int64_t i) const { return {p ? p + i * row_stride : nullptr, col_stride}; }
+};
+
+template <class T>
+struct MatrixWriter {
+  T* p;
+  int64_t row_stride, col_stride;
+
+  MatrixWriter(const BatchShape& batch, int64_t entry, const Output& stack)
+      : p(stack ? matrix<T>(batch, entry, stack) : nullptr),
+        row_stride(stack.row_stride),
+        col_stride(stack.col_stride) {}
+  MHA_INLINE_MEMBER RowWriter<T> row(int64_t i) const { return {p ? p + i * row_stride : nullptr, col_stride}; }
+};
+
+template <class Acc>
+MHA_INLINE RowMask<Acc> mask_row(const BatchVisibility& v, int64_t i) {
+  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(v.mask);
+  return {bytes ? bytes + i * v.mask_row_stride : nullptr, v.mask_col_stride};
+}
+
+// Adds terms a register at a time in two levels, so that the rounding error grows with the root of their number. One
+// lane's first-level sum holds kTerms terms.
+template <class Acc>
+struct RowSum {
+  static constexpr int kTerms = 64;
+  Vec<Acc> inner = {}, outer = {};
+  int terms = 0;
+
+  MHA_INLINE_MEMBER void end_term() {
+    if (++terms == kTerms) {
+      outer += inner;
+      inner = Vec<Acc>{};
+      terms = 0;
+    }
+  }
+  MHA_INLINE_MEMBER void add(Vec<Acc> a) {
+    inner += a;
+    end_term();
+  }
+  MHA_INLINE_MEMBER void add_product(Vec<Acc> a, Vec<Acc> b) {
+    inner = mul_add(a, b, inner);
+    end_term();
+  }
+  MHA_INLINE_MEMBER Acc total() const { return lane_sum<Acc>(outer + inner); }
+};
+
+// A kernel whose rows are independent. Rows holds what belongs to one batch entry: Rows(problem, entry), then row(i).
+// A task is a block of neighbouring rows over all entries.
+template <class Problem, class Rows>
+struct RowKernel {
+  // Elements of a task: some microseconds of work, and its rows' data still fits the first-level caches.
+  static constexpr int64_t kTaskElements = 16384;
+
+  static int64_t rows_per_task(const Problem& p) { return max_of(1, kTaskElements / max_of(1, p.cols)); }
+  static int64_t tasks(const Problem& p) { return ceil_div(p.batch.count() * p.rows, rows_per_task(p)); }
+
+  static void run(const Problem& p, int64_t begin, int64_t end) {
+    const int64_t per_task = rows_per_task(p);
+    const int64_t last = min_of(end * per_task, p.batch.count() * p.rows);
+    for (int64_t row = begin * per_task; row < last;) {
+      const int64_t entry = row / p.rows, first = row % p.rows, count = min_of(p.rows - first, last - row);
+      Rows rows(p, entry);
+      for (int64_t i = first; i < first + count; ++i) rows.row(i);
+      row += count;
+    }
+  }
+};

@@ -1,0 +1,108 @@
+// Masked softmax of one query row:
+//   x_j = softcap tanh(scores_j / softcap) + bias_j for visible keys, mask_value for hidden ones
+//   P_j = e^(x_j - m) / (sum_k e^(x_k - m) + e^(sink - m)),  m = max(x, sink)
+// The row comes from memory once, stays widened in scratch, and goes back once. Keys outside the row's visible range
+// are not looked at: all of them have the same weight.
+
+template <class T>
+struct SoftmaxForwardRows {
+  using Acc = accumulate_t<T>;
+  static constexpr int L = kLanes<Acc>;
+  static constexpr Acc kMinusInfinity = -static_cast<Acc>(__builtin_inf());
+
+  const int64_t cols;
+  const BatchVisibility visibility;
+  const MatrixReader<T> scores, bias;
+  const MatrixWriter<T> weights;
+  const MatrixWriter<Acc> sink_weights;
+  const Acc sink, hidden, softcap;
+  Acc* const x;  // the visible range of the row, padded with -inf to whole registers
+
+  SoftmaxForwardRows(const SoftmaxForward& p, int64_t entry)
+      : cols(p.cols),
+        visibility(visibility_of(p.visibility, p.batch, entry, p.cols)),
+        scores(p.batch, entry, p.scores),
+        bias(p.batch, entry, p.bias),
+        weights(p.batch, entry, p.weights),
+        sink_weights(p.batch, entry, p.sink_weights),
+        sink(p.sinks ? widen(*matrix<const T>(p.batch, entry, p.sinks)) : kMinusInfinity),
+        hidden(hidden_logit(p.mask_value)),
+        softcap(static_cast<Acc>(p.softcap)),
+        x(static_cast<Acc*>(scratch(sizeof(Acc) * static_cast<size_t>(p.cols + L)))) {}
+
+  // mask_value, kept finite where it was: beyond the range of Acc it would turn into -inf.
+  static Acc hidden_logit(double mask_value) {
+    constexpr Acc lowest = sizeof(Acc) == 8 ? -__DBL_MAX__ : -__FLT_MAX__;
+    return mask_value < lowest && mask_value != -__builtin_inf() ? lowest : static_cast<Acc>(mask_value);
+  }
+
+  void row(int64_t i) const {
+    const KeyRange range = visible_keys(visibility, i);
+    const int64_t n = range.end - range.begin, outside = cols - n;
+    Acc max = logits(i, range.begin, n);
+    if (outside && hidden > max) max = hidden;
+    if (sink > max) max = sink;
+    // With nothing but -inf in the row any finite value does: every term becomes 0, and so does the row.
+    if (max == kMinusInfinity) max = 0;
+
+    const Acc outside_term = outside ? exp_nonpositive_scalar<Acc>(hidden - max) : 0;
+    const Acc sink_term = exp_nonpositive_scalar<Acc>(sink - max);
+    const Acc sum = exponentials(n, max) + static_cast<Acc>(outside) * outside_term + sink_term;
+    const Acc inverse = sum == 0 ? 0 : 1 / sum;
+
+    const RowWriter<T> out = weights.row(i);
+    out.fill(0, range.begin, outside_term * inverse);
+    scale(out.from(range.begin), n, inverse);
+    out.fill(range.end, cols, outside_term * inverse);
+    if (sink_weights.p) *sink_weights.row(i).p = sink_term * inverse;
+  }
+
+  // x_j of the n keys from `begin` on, into scratch. Returns their maximum, NaNs left aside: they show in the sum.
+  Acc logits(int64_t i, int64_t begin, int64_t n) const {
+    const RowReader<T> s = scores.row(i).from(begin), b = bias.row(i).from(begin);
+    const RowMask<Acc> mask = mask_row<Acc>(visibility, i).from(begin);
+    Vec<Acc> max = splat(kMinusInfinity);
+    int64_t j = 0;
+    for (; j + L <= n; j += L) {
+      const Vec<Acc> v = logits_at(s, b, mask, j, L);
+      store<Acc>(x + j, v);
+      max = vec_max(v, max);
+    }
+    if (j < n) {
+      const int rest = static_cast<int>(n - j);
+      const Vec<Acc> v = select<Acc>(first_lanes<Acc>(rest), logits_at(s, b, mask, j, rest), splat(kMinusInfinity));
+      store<Acc>(x + j, v);
+      max = vec_max(v, max);
+    }
+    return lane_max<Acc>(max);
+  }
+
+  MHA_INLINE_MEMBER Vec<Acc> logits_at(const RowReader<T>& s, const RowReader<T>& b, const RowMask<Acc>& mask, int64_t j,
+                                int n) const {
+    Vec<Acc> v = s.read(j, n);
+    if (softcap != 0) v = softcap * vec_tanh<Acc>(v / softcap);
+    if (b) v += b.read(j, n);
+    if (mask) v = select<Acc>(mask.read(j, n), v, splat(hidden));
+    return v;
+  }
+
+  // x := e^(x - max). Returns the sum.
+  Acc exponentials(int64_t n, Acc max) const {
+    RowSum<Acc> sum;
+    for (int64_t j = 0; j < n; j += L) {
+      const Vec<Acc> e = exp_nonpositive<Acc>(load<Acc>(x + j) - max);
+      store<Acc>(x + j, e);
+      sum.add(e);
+    }
+    return sum.total();
+  }
+
+  void scale(const RowWriter<T>& out, int64_t n, Acc factor) const {
+    int64_t j = 0;
+    for (; j + L <= n; j += L) out.write(j, L, load<Acc>(x + j) * factor);
+    if (j < n) out.write(j, static_cast<int>(n - j), load<Acc>(x + j) * factor);
+  }
+};
+
+template <class T>
+using SoftmaxForwardKernel = RowKernel<SoftmaxForward, SoftmaxForwardRows<T>>;
