@@ -15,5 +15,13 @@
 #include "tables.h"
 #include "target.h"
 #if defined(__x86_64__)
+// The headers of gcc 12 set off its own warning in every AVX-512 intrinsic (gcc bug 105593).
+#if !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #endif

@@ -84,9 +84,7 @@ struct DropoutRows {
 
   // A dropped weight is 0 even where it was NaN.
   MHA_INLINE_MEMBER Vec<Acc> dropped(Vec<Acc> w, const uint16_t* fields) const {
-    VecMask<Acc> field;
-    for (int lane = 0; lane < L; ++lane) field[lane] = fields[lane];
-    return select<Acc>(field >= threshold, w * keep_scale, Vec<Acc>{});
+    return select<Acc>(widen_integers<Acc>(fields) >= threshold, w * keep_scale, Vec<Acc>{});
   }
 };
 

@@ -3,7 +3,7 @@
 //   e^x     = 2^n (1 + q),            q = e^r - 1 = r + r^2 P(r)
 //   e^x - 1 = 2^n q + (2^n - 1).
 // P is the minimax polynomial of (e^r - 1 - r) / r^2 in the error relative to e^r (Remez exchange in 60 digits). Largest
-// errors, held by tests/cpp/test_exp.cpp: e^x 1 ulp, tanh 2 ulp for float and 3 ulp for double.
+// errors, held by tests/cpp/test_exp.cpp: e^x 1.1 ulp, tanh 2.6 ulp, its slope 4.5 ulp.
 
 template <class T>
 struct ExpConstants;

@@ -21,8 +21,14 @@ struct RowReader {
 
   // Elements j .. j+n-1; the other lanes hold anything.
   MHA_INLINE_MEMBER Vec<Acc> read(int64_t j, int n) const {
-    if (stride == 1) return n == kLanes<Acc> ? load<T>(p + j) : load_first<T>(p + j, n);
+    if (stride == 1 && n == kLanes<Acc>) return load<T>(p + j);
     if (stride == 0) return splat<Acc>(widen(*p));
+    return gather(j, n);
+  }
+
+  // Out of line: the end of a row, and rows whose elements are apart.
+  __attribute__((noinline)) Vec<Acc> gather(int64_t j, int n) const {
+    if (stride == 1) return load_first<T>(p + j, n);
     Acc lanes[kLanes<Acc>] = {};
     for (int i = 0; i < n; ++i) lanes[i] = widen(p[(j + i) * stride]);
     return load<Acc>(lanes);
@@ -39,17 +45,18 @@ struct RowWriter {
   MHA_INLINE_MEMBER RowWriter from(int64_t j) const { return {p ? p + j * stride : nullptr, stride}; }
 
   MHA_INLINE_MEMBER void write(int64_t j, int n, Vec<Acc> v) const {
-    if (stride == 1) {
-      if (n == kLanes<Acc>) store<T>(p + j, v);
-      else store_first<T>(p + j, v, n);
-    } else {
-      Acc lanes[kLanes<Acc>];
-      store<Acc>(lanes, v);
-      for (int i = 0; i < n; ++i) p[(j + i) * stride] = narrow<T>(lanes[i]);
-    }
+    if (stride == 1 && n == kLanes<Acc>) store<T>(p + j, v);
+    else scatter(j, n, v);
   }
 
-  void fill(int64_t begin, int64_t end, Acc value) const {
+  __attribute__((noinline)) void scatter(int64_t j, int n, Vec<Acc> v) const {
+    if (stride == 1) return store_first<T>(p + j, v, n);
+    Acc lanes[kLanes<Acc>];
+    store<Acc>(lanes, v);
+    for (int i = 0; i < n; ++i) p[(j + i) * stride] = narrow<T>(lanes[i]);
+  }
+
+  __attribute__((noinline)) void fill(int64_t begin, int64_t end, Acc value) const {
     const Vec<Acc> v = splat<Acc>(value);
     int64_t j = begin;
     for (; j + kLanes<Acc> <= end; j += kLanes<Acc>) write(j, kLanes<Acc>, v);
@@ -67,12 +74,13 @@ struct RowMask {
   MHA_INLINE_MEMBER RowMask from(int64_t j) const { return {p ? p + j * stride : nullptr, stride}; }
 
   MHA_INLINE_MEMBER VecMask<Acc> read(int64_t j, int n) const {
+    if (stride != 1 || n != kLanes<Acc>) return gather(j, n);
+    return widen_integers<Acc>(p + j) != 0;
+  }
+
+  __attribute__((noinline)) VecMask<Acc> gather(int64_t j, int n) const {
     VecMask<Acc> lanes = {};
-    if (stride == 1 && n == kLanes<Acc>) {
-      for (int i = 0; i < kLanes<Acc>; ++i) lanes[i] = p[j + i];
-    } else {
-      for (int i = 0; i < n; ++i) lanes[i] = p[(j + i) * stride];
-    }
+    for (int i = 0; i < n; ++i) lanes[i] = p[(j + i) * stride];
     return lanes != 0;
   }
 };

@@ -67,6 +67,13 @@ MHA_INLINE Vec<T> select(VecMask<T> condition, Vec<T> yes, Vec<T> no) {
   return condition ? yes : no;
 }
 
+// One register of small unsigned integers (uint8_t, uint16_t) as lanes as wide as T's.
+template <class T, class Small>
+MHA_INLINE VecMask<T> widen_integers(const Small* p) {
+  if constexpr (sizeof(T) == 4) return int32_from(p);
+  else return int64_from(p);
+}
+
 template <class T>
 MHA_INLINE T lane_sum(Vec<T> v) {
   T lanes[kLanes<T>];

@@ -30,6 +30,13 @@ MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) { return a *
 MHA_INLINE void stream(float* p, FloatVec v) { *reinterpret_cast<FloatVec*>(p) = v; }
 MHA_INLINE void stream_fence() {}
 
-// Lanes of 64 bits. multiply_low_words: the 64-bit products of the lanes' low halves.
+// Integers. multiply_low_words: the 64-bit products of the lanes' low halves. int32_from, int64_from: one register of
+// small unsigned integers from memory.
 typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
+typedef int32_t Int32Vec __attribute__((vector_size(kVectorBytes)));
+typedef int64_t Int64Vec __attribute__((vector_size(kVectorBytes)));
 MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
+MHA_INLINE Int32Vec int32_from(const uint8_t* p) { return Int32Vec{p[0], p[1], p[2], p[3]}; }
+MHA_INLINE Int32Vec int32_from(const uint16_t* p) { return Int32Vec{p[0], p[1], p[2], p[3]}; }
+MHA_INLINE Int64Vec int64_from(const uint8_t* p) { return Int64Vec{p[0], p[1]}; }
+MHA_INLINE Int64Vec int64_from(const uint16_t* p) { return Int64Vec{p[0], p[1]}; }
