@@ -57,17 +57,18 @@ MHA_INLINE ExpParts<T> exp_parts(Vec<T> x) {
   return {(Vec<T>)power, mul_add(r * r, poly, r)};
 }
 
-// The order of the arguments lets a NaN through: vec_max returns its second argument when it cannot compare.
+// max(x, low) that lets a NaN through: vec_max returns its second argument when it cannot compare.
 template <class T>
-MHA_INLINE ExpParts<T> clamped_exp_parts(Vec<T> x) {
-  return exp_parts<T>(vec_max(splat<T>(ExpConstants<T>::lowest), x));
+MHA_INLINE Vec<T> at_least(T low, Vec<T> x) {
+  return vec_max(splat<T>(low), x);
 }
 
 // e^x, x <= 0 or NaN.
 template <class T>
 MHA_INLINE Vec<T> exp_nonpositive(Vec<T> x) {
-  const ExpParts<T> e = clamped_exp_parts<T>(x);
-  return select<T>(x < ExpConstants<T>::lowest, Vec<T>{}, mul_add(e.q, e.power, e.power));
+  constexpr T lowest = ExpConstants<T>::lowest;
+  const ExpParts<T> e = exp_parts<T>(at_least<T>(lowest, x));
+  return select<T>(x < lowest, Vec<T>{}, (1 + e.q) * e.power);  // not q power + power: q power may be subnormal
 }
 
 // The same bits as one lane of the above.
@@ -81,10 +82,10 @@ MHA_INLINE Vec<T> minus_twice_magnitude(Vec<T> y) {
   return -2 * (Vec<T>)((VecMask<T>)y & ~ExpConstants<T>::sign);
 }
 
-// tanh|y| = -m / (2 + m) with m = e^(-2|y|) - 1, which cancels nowhere.
+// tanh|y| = -m / (2 + m) with m = e^(-2|y|) - 1, which cancels nowhere and is -1 in either type from e^-40 on.
 template <class T>
 MHA_INLINE Vec<T> vec_tanh(Vec<T> y) {
-  const ExpParts<T> e = clamped_exp_parts<T>(minus_twice_magnitude<T>(y));
+  const ExpParts<T> e = exp_parts<T>(at_least<T>(-40, minus_twice_magnitude<T>(y)));
   const Vec<T> m = mul_add(e.q, e.power, e.power - 1);
   const Vec<T> magnitude = -m / (2 + m);
   return (Vec<T>)(((VecMask<T>)magnitude & ~ExpConstants<T>::sign) | ((VecMask<T>)y & ExpConstants<T>::sign));

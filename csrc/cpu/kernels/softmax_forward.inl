@@ -46,7 +46,7 @@ struct SoftmaxForwardRows {
     if (max == kMinusInfinity) max = 0;
 
     const Acc outside_term = outside ? exp_nonpositive_scalar<Acc>(hidden - max) : 0;
-    const Acc sink_term = exp_nonpositive_scalar<Acc>(sink - max);
+    const Acc sink_term = sink == kMinusInfinity ? 0 : exp_nonpositive_scalar<Acc>(sink - max);
     const Acc sum = exponentials(n, max) + static_cast<Acc>(outside) * outside_term + sink_term;
     const Acc inverse = sum == 0 ? 0 : 1 / sum;
 

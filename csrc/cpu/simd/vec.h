@@ -87,7 +87,7 @@ template <class T>
 MHA_INLINE T lane_max(Vec<T> v) {
   T lanes[kLanes<T>];
   store<T>(lanes, v);
-  T m = lanes[0];
-  for (int i = 1; i < kLanes<T>; ++i) m = lanes[i] > m ? lanes[i] : m;
-  return m;
+  for (int width = kLanes<T> / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
 }
