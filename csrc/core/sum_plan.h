@@ -11,8 +11,8 @@ namespace mha {
 //   inner kept:   a block of up to kWidth neighbouring results adds up runs (its terms)
 //   inner summed: one result adds up runs, and then the run of their sums
 struct SumPlan {
-  static constexpr int64_t kWidth = 512;      // elements of a run: their sums stay in the first-level cache
-  static constexpr int64_t kParts = 16;       // fewer results than that and the terms are shared out as well
+  static constexpr int64_t kWidth = 512;       // elements of a run: their sums stay in the first-level cache
+  static constexpr int64_t kParts = 16;        // fewer results than that and the terms are shared out as well
   static constexpr int64_t kPartSize = 16384;  // elements worth a task
 
   struct Dim {

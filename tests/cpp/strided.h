@@ -26,7 +26,9 @@ constexpr double kEpsilon = std::is_same_v<T, double>     ? 0x1p-53
                             : std::is_same_v<T, bfloat16> ? 0x1p-8
                                                           : 0x1p-11;  // half a unit in the last place of 1
 template <class T>
-constexpr double kTiny = std::is_same_v<T, float16> ? 0x1p-24 : std::is_same_v<T, double> ? 1e-300 : 1e-37;  // underflow
+constexpr double kTiny = std::is_same_v<T, float16>  ? 0x1p-24
+                         : std::is_same_v<T, double> ? 1e-300
+                                                     : 1e-37;  // underflow
 
 struct Random {
   std::mt19937_64 engine{1};
@@ -79,7 +81,9 @@ struct Stack {
                                        j * view.col_stride)];
   }
   double value(int64_t entry, int64_t i, int64_t j) { return static_cast<double>(widen(at(entry, i, j))); }
-  void set(int64_t entry, int64_t i, int64_t j, double x) { at(entry, i, j) = narrow<T>(static_cast<accumulate_t<T>>(x)); }
+  void set(int64_t entry, int64_t i, int64_t j, double x) {
+    at(entry, i, j) = narrow<T>(static_cast<accumulate_t<T>>(x));
+  }
   Output output() {
     Output o;
     o.data = storage.data();

@@ -20,16 +20,16 @@ struct Functions {
   Map<double> exp_f64, tanh_f64, slope_f64;
 };
 
-#define MHA_TEST_MAP(name, T, f)                                                          \
-  void name(const T* x, T* y, int64_t n) {                                                \
-    for (int64_t i = 0; i < n; i += kLanes<T>) store<T>(y + i, f<T>(load<T>(x + i)));      \
+#define MHA_TEST_MAP(name, T, f)                                                      \
+  void name(const T* x, T* y, int64_t n) {                                            \
+    for (int64_t i = 0; i < n; i += kLanes<T>) store<T>(y + i, f<T>(load<T>(x + i))); \
   }
-#define MHA_TEST_MAPS                          \
-  MHA_TEST_MAP(exp_f32, float, exp_nonpositive) \
-  MHA_TEST_MAP(tanh_f32, float, vec_tanh)       \
-  MHA_TEST_MAP(slope_f32, float, tanh_slope)    \
+#define MHA_TEST_MAPS                            \
+  MHA_TEST_MAP(exp_f32, float, exp_nonpositive)  \
+  MHA_TEST_MAP(tanh_f32, float, vec_tanh)        \
+  MHA_TEST_MAP(slope_f32, float, tanh_slope)     \
   MHA_TEST_MAP(exp_f64, double, exp_nonpositive) \
-  MHA_TEST_MAP(tanh_f64, double, vec_tanh)      \
+  MHA_TEST_MAP(tanh_f64, double, vec_tanh)       \
   MHA_TEST_MAP(slope_f64, double, tanh_slope)
 
 namespace generic {
@@ -81,8 +81,12 @@ const Functions kLevels[] = {MHA_TEST_FUNCTIONS(generic),
 #endif
 };
 
-long double exp_reference(long double x) { return expl(x); }
-long double tanh_reference(long double x) { return tanhl(x); }
+long double exp_reference(long double x) {
+  return expl(x);
+}
+long double tanh_reference(long double x) {
+  return tanhl(x);
+}
 long double slope_reference(long double x) {
   const long double c = coshl(x);
   return 1 / (c * c);

@@ -155,7 +155,7 @@ struct ForwardCase {
 // few eps, and the result is rounded to T once.
 template <class T>
 double weight_tolerance(double weight, double largest) {
-  return std::fabs(weight) * (kEpsilon<accumulate_t<T>> * (16 + 8 * largest) + 1.01 * kEpsilon<T>) + kTiny<T>;
+  return std::fabs(weight) * (kEpsilon<accumulate_t<T>> * (16 + 8 * largest) + 1.01 * kEpsilon<T>)+kTiny<T>;
 }
 
 template <class T>
@@ -172,8 +172,8 @@ void test_forward(Random& random, const cpu::KernelTable& table) {
       for (int64_t j = 0; j < c.p.cols; ++j) {
         const double expected = row.weights[static_cast<size_t>(j)], got = c.weights.value(e, i, j);
         CHECK(std::fabs(got - expected) <= weight_tolerance<T>(expected, row.largest),
-              "%s type %d: weight [%ld, %ld, %ld] of %ld keys is %.17g, not %.17g", table.isa, int(kDType<T>), long(e), long(i),
-              long(j), long(c.p.cols), got, expected);
+              "%s type %d: weight [%ld, %ld, %ld] of %ld keys is %.17g, not %.17g", table.isa, int(kDType<T>), long(e),
+              long(i), long(j), long(c.p.cols), got, expected);
       }
       if (!c.p.sink_weights) continue;
       const double got = c.sink_weights.value(e, i, 0);
@@ -247,14 +247,15 @@ void test_backward(Random& random, const cpu::KernelTable& table) {
         }
         const double got = grad_scores.value(e, i, j);
         CHECK(std::fabs(got - dx * slope) <= error + 1.01 * kEpsilon<T> * std::fabs(dx * slope),
-              "%s type %d: gradient [%ld, %ld, %ld] of %ld keys is %.17g, not %.17g", table.isa, int(kDType<T>), long(e), long(i),
-              long(j), long(p.cols), got, dx * slope);
+              "%s type %d: gradient [%ld, %ld, %ld] of %ld keys is %.17g, not %.17g", table.isa, int(kDType<T>),
+              long(e), long(i), long(j), long(p.cols), got, dx * slope);
         if (p.grad_logits)
           CHECK(std::fabs(grad_logits.value(e, i, j) - dx) <= error + 1.01 * kEpsilon<T> * std::fabs(dx),
                 "%s: logit gradient is %g, not %g", table.isa, grad_logits.value(e, i, j), dx);
       }
       if (has_sink)
-        CHECK(std::fabs(grad_rows.value(e, i, 0) - ps * (gs - delta)) <= eps * std::fabs(ps) * (std::fabs(gs) + size) + 1e-30,
+        CHECK(std::fabs(grad_rows.value(e, i, 0) - ps * (gs - delta)) <=
+                  eps * std::fabs(ps) * (std::fabs(gs) + size) + 1e-30,
               "%s: sink gradient is %g, not %g", table.isa, grad_rows.value(e, i, 0), ps * (gs - delta));
     }
 }
@@ -283,8 +284,8 @@ void test_dropout(Random& random, const cpu::KernelTable& table) {
         const bool keep = dropout_field(block, int(j % kKeysPerBlock)) >= dropout_threshold(p.p);
         const T expected = narrow<T>(keep ? widen(weights.at(e, i, j)) * static_cast<Acc>(1 / (1 - p.p)) : Acc(0));
         const Acc a = widen(expected), b = widen(out.at(e, i, j));
-        CHECK(a == b || (a != a && b != b), "%s type %d p %g: [%ld, %ld, %ld] is %.17g, not %.17g", table.isa, int(kDType<T>),
-              p.p, long(e), long(i), long(j), double(b), double(a));
+        CHECK(a == b || (a != a && b != b), "%s type %d p %g: [%ld, %ld, %ld] is %.17g, not %.17g", table.isa,
+              int(kDType<T>), p.p, long(e), long(i), long(j), double(b), double(a));
       }
 }
 
@@ -338,7 +339,8 @@ void test_special_rows(const cpu::KernelTable& table) {
     CHECK(all(softmax_row<T>(table, x), is_nan), "%s: NaN", table.isa);
     // Hidden by length, NaN does not matter.
     const std::vector<double> w = softmax_row<T>(table, x, -kInf, static_cast<int64_t>(n - 1));
-    CHECK(is_zero(w[n - 1]) && (n == 1 || std::fabs(w[0] * double(n - 1) - 1) < 3 * kEpsilon<T>), "%s: length", table.isa);
+    CHECK(is_zero(w[n - 1]) && (n == 1 || std::fabs(w[0] * double(n - 1) - 1) < 3 * kEpsilon<T>), "%s: length",
+          table.isa);
   }
   const double large[] = {6e4, 1e8, 1e38};
   for (double scale : large) {

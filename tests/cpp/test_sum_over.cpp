@@ -1,5 +1,5 @@
-// sum_over through the kernel tables: random shapes, strides and summed dimensions against long double, in one phase and
-// in two, the same bits for any order of the tasks.
+// sum_over through the kernel tables: random shapes, strides and summed dimensions against long double, in one phase
+// and in two, the same bits for any order of the tasks.
 #include "../../csrc/core/sum_plan.h"
 #include "strided.h"
 
@@ -99,7 +99,9 @@ void test_type(const cpu::KernelTable& table, int rounds) {
     std::vector<bool> summed;
     for (int64_t n = random.integer(0, 5); n > 0; --n) {
       const int64_t some[] = {1, 2, 3, 5, 8, 16, 33};
-      sizes.push_back(random.chance(0.02) ? 0 : random.chance(0.03) ? random.integer(500, 1500) : some[random.integer(0, 6)]);
+      sizes.push_back(random.chance(0.02)   ? 0
+                      : random.chance(0.03) ? random.integer(500, 1500)
+                                            : some[random.integer(0, 6)]);
       summed.push_back(random.chance(0.5));
     }
     int64_t count = 1;

@@ -2,8 +2,8 @@
 // three, the same on every level: x = n ln 2 + r with |r| <= ln 2 / 2, and then
 //   e^x     = 2^n (1 + q),            q = e^r - 1 = r + r^2 P(r)
 //   e^x - 1 = 2^n q + (2^n - 1).
-// P is the minimax polynomial of (e^r - 1 - r) / r^2 in the error relative to e^r (Remez exchange in 60 digits). Largest
-// errors, held by tests/cpp/test_exp.cpp: e^x 1.1 ulp, tanh 2.6 ulp, its slope 4.5 ulp.
+// P is the minimax polynomial of (e^r - 1 - r) / r^2 in the error relative to e^r (Remez exchange in 60 digits).
+// Largest errors, held by tests/cpp/test_exp.cpp: e^x 1.1 ulp, tanh 2.6 ulp, its slope 4.5 ulp.
 
 template <class T>
 struct ExpConstants;
@@ -31,8 +31,8 @@ struct ExpConstants<double> {
   static constexpr double round_magic = 0x1.8p52;
   static constexpr int64_t mantissa_bits = 52, one = 0x3FF0000000000000, sign = INT64_MIN;
   static constexpr int degree = 9;  // largest error of the polynomial 0.1 units of 2^-53
-  static constexpr double p[] = {0.5000000000000011,    0.16666666666666413,   0.041666666666530155,
-                                 0.008333333333494466,  0.0013888888943630372, 0.0001984126950657235,
+  static constexpr double p[] = {0.5000000000000011,     0.16666666666666413,    0.041666666666530155,
+                                 0.008333333333494466,   0.0013888888943630372,  0.0001984126950657235,
                                  2.4801493098632217e-05, 2.7557586378063306e-06, 2.763024847658922e-07,
                                  2.5000060571192997e-08};
 };

@@ -19,6 +19,8 @@ struct RowReader {
   explicit operator bool() const { return p != nullptr; }
   MHA_INLINE_MEMBER RowReader from(int64_t j) const { return {p ? p + j * stride : nullptr, stride}; }
 
+  MHA_INLINE_MEMBER void prefetch(int64_t j) const { __builtin_prefetch(p + j * stride); }
+
   // Elements j .. j+n-1; the other lanes hold anything.
   MHA_INLINE_MEMBER Vec<Acc> read(int64_t j, int n) const {
     if (stride == 1 && n == kLanes<Acc>) return load<T>(p + j);
@@ -44,9 +46,13 @@ struct RowWriter {
   explicit operator bool() const { return p != nullptr; }
   MHA_INLINE_MEMBER RowWriter from(int64_t j) const { return {p ? p + j * stride : nullptr, stride}; }
 
+  MHA_INLINE_MEMBER void prefetch(int64_t j) const { __builtin_prefetch(p + j * stride, 1); }
+
   MHA_INLINE_MEMBER void write(int64_t j, int n, Vec<Acc> v) const {
-    if (stride == 1 && n == kLanes<Acc>) store<T>(p + j, v);
-    else scatter(j, n, v);
+    if (stride == 1 && n == kLanes<Acc>)
+      store<T>(p + j, v);
+    else
+      scatter(j, n, v);
   }
 
   __attribute__((noinline)) void scatter(int64_t j, int n, Vec<Acc> v) const {

@@ -2,7 +2,7 @@
 //   delta = sum_j P_j dP_j + p_s dp_s         (s: the sink; terms whose weight is 0 are skipped)
 //   dx_j  = P_j (dP_j - delta), 0 for hidden keys
 //   dscores_j = dx_j (1 - tanh(scores_j / softcap)^2)
-// The second pass finds the row in the cache.
+// The second pass finds the row in the cache; meanwhile each pass fetches what the next one needs.
 
 template <class T>
 struct SoftmaxBackwardRows {
@@ -48,11 +48,13 @@ struct SoftmaxBackwardRows {
   // sum_j P_j dP_j over all keys: with a finite mask_value hidden ones have weight too.
   Acc weighted_gradients(int64_t i) const {
     const RowReader<T> w = weights.row(i), g = grad_weights.row(i);
+    const RowWriter<T> out = grad_scores.row(i);
     RowSum<Acc> sum;
     int64_t j = 0;
     for (; j + L <= cols; j += L) {
       const Vec<Acc> wj = w.read(j, L);
       sum.add_product(wj, select<Acc>(wj == 0, Vec<Acc>{}, g.read(j, L)));
+      out.prefetch(j);
     }
     if (j < cols) {
       const int rest = static_cast<int>(cols - j);
@@ -74,11 +76,17 @@ struct SoftmaxBackwardRows {
   };
 
   void write_gradients(int64_t i, int64_t begin, int64_t n, Acc delta) const {
-    const Operands row{weights.row(i).from(begin),    grad_weights.row(i).from(begin),
-                       scores.row(i).from(begin),     mask_row<Acc>(visibility, i).from(begin),
+    const Operands row{weights.row(i).from(begin),     grad_weights.row(i).from(begin),
+                       scores.row(i).from(begin),      mask_row<Acc>(visibility, i).from(begin),
                        grad_scores.row(i).from(begin), grad_logits.row(i).from(begin)};
+    const RowReader<T> next_weights = weights.row(i + 1).from(begin);
+    const RowReader<T> next_gradients = grad_weights.row(i + 1).from(begin);
     int64_t j = 0;
-    for (; j + L <= n; j += L) write_gradients_at(row, j, L, delta);
+    for (; j + L <= n; j += L) {
+      write_gradients_at(row, j, L, delta);
+      next_weights.prefetch(j);
+      next_gradients.prefetch(j);
+    }
     if (j < n) write_gradients_at(row, j, static_cast<int>(n - j), delta);
   }
 

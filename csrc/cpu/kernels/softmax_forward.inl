@@ -47,10 +47,11 @@ struct SoftmaxForwardRows {
 
     const Acc outside_term = outside ? exp_nonpositive_scalar<Acc>(hidden - max) : 0;
     const Acc sink_term = sink == kMinusInfinity ? 0 : exp_nonpositive_scalar<Acc>(sink - max);
-    const Acc sum = exponentials(n, max) + static_cast<Acc>(outside) * outside_term + sink_term;
+    const RowWriter<T> out = weights.row(i);
+    const Acc visible_sum = exponentials(n, max, scores.row(i + 1).from(range.begin), out.from(range.begin));
+    const Acc sum = visible_sum + static_cast<Acc>(outside) * outside_term + sink_term;
     const Acc inverse = sum == 0 ? 0 : 1 / sum;
 
-    const RowWriter<T> out = weights.row(i);
     out.fill(0, range.begin, outside_term * inverse);
     scale(out.from(range.begin), n, inverse);
     out.fill(range.end, cols, outside_term * inverse);
@@ -77,8 +78,8 @@ struct SoftmaxForwardRows {
     return lane_max<Acc>(max);
   }
 
-  MHA_INLINE_MEMBER Vec<Acc> logits_at(const RowReader<T>& s, const RowReader<T>& b, const RowMask<Acc>& mask, int64_t j,
-                                int n) const {
+  MHA_INLINE_MEMBER Vec<Acc> logits_at(const RowReader<T>& s, const RowReader<T>& b, const RowMask<Acc>& mask,
+                                       int64_t j, int n) const {
     Vec<Acc> v = s.read(j, n);
     if (softcap != 0) v = softcap * vec_tanh<Acc>(v / softcap);
     if (b) v += b.read(j, n);
@@ -86,13 +87,15 @@ struct SoftmaxForwardRows {
     return v;
   }
 
-  // x := e^(x - max). Returns the sum.
-  Acc exponentials(int64_t n, Acc max) const {
+  // x := e^(x - max). Returns the sum. Memory would be idle meanwhile, so it fetches what comes next.
+  Acc exponentials(int64_t n, Acc max, const RowReader<T>& next_scores, const RowWriter<T>& out) const {
     RowSum<Acc> sum;
     for (int64_t j = 0; j < n; j += L) {
       const Vec<Acc> e = exp_nonpositive<Acc>(load<Acc>(x + j) - max);
       store<Acc>(x + j, e);
       sum.add(e);
+      next_scores.prefetch(j);
+      out.prefetch(j);
     }
     return sum.total();
   }

@@ -51,7 +51,8 @@ struct SumBlock {
       for (int64_t chunks = ceil_div(index - begin, kChunk); chunks % 2 == 0; chunks /= 2, --depth)
         add(stack + (depth - 2) * padded, RowReader<Acc>{stack + (depth - 1) * padded, 1}, padded);
     }
-    for (; depth > 1; --depth) add(stack + (depth - 2) * padded, RowReader<Acc>{stack + (depth - 1) * padded, 1}, padded);
+    for (; depth > 1; --depth)
+      add(stack + (depth - 2) * padded, RowReader<Acc>{stack + (depth - 1) * padded, 1}, padded);
     return stack;
   }
 
