@@ -155,5 +155,5 @@ int main() {
     check_special(f.isa, f.exp_f32, f.tanh_f32, f.slope_f32);
     check_special(f.isa, f.exp_f64, f.tanh_f64, f.slope_f64);
   }
-  return check_summary("exp");
+  return test::summary("exp");
 }

@@ -86,5 +86,5 @@ void check_rounding(const Format& f) {
 
 int main() {
   for (const Format& f : kFormats) check_all_values(f), check_rounding(f);
-  return check_summary("half");
+  return test::summary("half");
 }

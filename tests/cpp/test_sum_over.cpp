@@ -127,5 +127,5 @@ int main(int argc, char** argv) {
     test_type<bfloat16>(cpu::kernels(), rounds);
     test_type<float16>(cpu::kernels(), rounds);
   }
-  return check_summary("sum_over");
+  return test::summary("sum_over");
 }
