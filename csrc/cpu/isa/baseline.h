@@ -15,13 +15,12 @@
 #include "tables.h"
 #include "target.h"
 #if defined(__x86_64__)
-// The headers of gcc 12 set off its own warning in every AVX-512 intrinsic (gcc bug 105593).
-#if !defined(__clang__)
+// gcc 12 warns about its own _mm512_undefined_ps(), which is uninitialized by intention (gcc bug 105593).
 #pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
-#if !defined(__clang__)
 #pragma GCC diagnostic pop
-#endif
 #endif

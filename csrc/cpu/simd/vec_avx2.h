@@ -6,6 +6,25 @@ constexpr int kRegisters = 16;
 typedef float FloatVec __attribute__((vector_size(kVectorBytes)));
 typedef double DoubleVec __attribute__((vector_size(kVectorBytes)));
 
+typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
+typedef int32_t Int32Vec __attribute__((vector_size(kVectorBytes)));
+typedef int64_t Int64Vec __attribute__((vector_size(kVectorBytes)));
+MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (WordVec)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+MHA_INLINE Int32Vec int32_from(const uint8_t* p) {
+  return (Int32Vec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+MHA_INLINE Int32Vec int32_from(const uint16_t* p) {
+  return (Int32Vec)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+MHA_INLINE Int64Vec int64_from(const uint8_t* p) {
+  int32_t bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return (Int64Vec)_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
+}
+MHA_INLINE Int64Vec int64_from(const uint16_t* p) {
+  return (Int64Vec)_mm256_cvtepu16_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+
 MHA_INLINE FloatVec widen_bfloat16(const bfloat16* p) {
   const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return (FloatVec)_mm256_slli_epi32(words, 16);
@@ -39,22 +58,3 @@ MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) {
 }
 MHA_INLINE void stream(float* p, FloatVec v) { _mm256_stream_ps(p, (__m256)v); }
 MHA_INLINE void stream_fence() { _mm_sfence(); }
-
-typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
-typedef int32_t Int32Vec __attribute__((vector_size(kVectorBytes)));
-typedef int64_t Int64Vec __attribute__((vector_size(kVectorBytes)));
-MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (WordVec)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
-MHA_INLINE Int32Vec int32_from(const uint8_t* p) {
-  return (Int32Vec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-}
-MHA_INLINE Int32Vec int32_from(const uint16_t* p) {
-  return (Int32Vec)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-MHA_INLINE Int64Vec int64_from(const uint8_t* p) {
-  int32_t bytes;
-  std::memcpy(&bytes, p, sizeof bytes);
-  return (Int64Vec)_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
-}
-MHA_INLINE Int64Vec int64_from(const uint16_t* p) {
-  return (Int64Vec)_mm256_cvtepu16_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-}

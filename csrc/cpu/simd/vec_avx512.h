@@ -6,6 +6,23 @@ constexpr int kRegisters = 32;
 typedef float FloatVec __attribute__((vector_size(kVectorBytes)));
 typedef double DoubleVec __attribute__((vector_size(kVectorBytes)));
 
+typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
+typedef int32_t Int32Vec __attribute__((vector_size(kVectorBytes)));
+typedef int64_t Int64Vec __attribute__((vector_size(kVectorBytes)));
+MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (WordVec)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+MHA_INLINE Int32Vec int32_from(const uint8_t* p) {
+  return (Int32Vec)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+MHA_INLINE Int32Vec int32_from(const uint16_t* p) {
+  return (Int32Vec)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+MHA_INLINE Int64Vec int64_from(const uint8_t* p) {
+  return (Int64Vec)_mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+MHA_INLINE Int64Vec int64_from(const uint16_t* p) {
+  return (Int64Vec)_mm512_cvtepu16_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
 MHA_INLINE FloatVec widen_bfloat16(const bfloat16* p) {
   const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return (FloatVec)_mm512_slli_epi32(words, 16);
@@ -38,20 +55,3 @@ MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) {
 }
 MHA_INLINE void stream(float* p, FloatVec v) { _mm512_stream_ps(p, (__m512)v); }
 MHA_INLINE void stream_fence() { _mm_sfence(); }
-
-typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
-typedef int32_t Int32Vec __attribute__((vector_size(kVectorBytes)));
-typedef int64_t Int64Vec __attribute__((vector_size(kVectorBytes)));
-MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (WordVec)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
-MHA_INLINE Int32Vec int32_from(const uint8_t* p) {
-  return (Int32Vec)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-MHA_INLINE Int32Vec int32_from(const uint16_t* p) {
-  return (Int32Vec)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-MHA_INLINE Int64Vec int64_from(const uint8_t* p) {
-  return (Int64Vec)_mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-}
-MHA_INLINE Int64Vec int64_from(const uint16_t* p) {
-  return (Int64Vec)_mm512_cvtepu16_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}

@@ -6,6 +6,17 @@ constexpr int kRegisters = 16;  // vector registers a micro-kernel may plan with
 typedef float FloatVec __attribute__((vector_size(kVectorBytes)));
 typedef double DoubleVec __attribute__((vector_size(kVectorBytes)));
 
+// Integers. multiply_low_words: the 64-bit products of the lanes' low halves. int32_from, int64_from: one register of
+// small unsigned integers from memory.
+typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
+typedef int32_t Int32Vec __attribute__((vector_size(kVectorBytes)));
+typedef int64_t Int64Vec __attribute__((vector_size(kVectorBytes)));
+MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
+MHA_INLINE Int32Vec int32_from(const uint8_t* p) { return Int32Vec{p[0], p[1], p[2], p[3]}; }
+MHA_INLINE Int32Vec int32_from(const uint16_t* p) { return Int32Vec{p[0], p[1], p[2], p[3]}; }
+MHA_INLINE Int64Vec int64_from(const uint8_t* p) { return Int64Vec{p[0], p[1]}; }
+MHA_INLINE Int64Vec int64_from(const uint16_t* p) { return Int64Vec{p[0], p[1]}; }
+
 template <class Half>
 MHA_INLINE FloatVec widen_lanes(const Half* p) {
   return FloatVec{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
@@ -29,14 +40,3 @@ MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) { return a *
 // A store that does not bring the line into the cache; p is aligned to kVectorBytes.
 MHA_INLINE void stream(float* p, FloatVec v) { *reinterpret_cast<FloatVec*>(p) = v; }
 MHA_INLINE void stream_fence() {}
-
-// Integers. multiply_low_words: the 64-bit products of the lanes' low halves. int32_from, int64_from: one register of
-// small unsigned integers from memory.
-typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
-typedef int32_t Int32Vec __attribute__((vector_size(kVectorBytes)));
-typedef int64_t Int64Vec __attribute__((vector_size(kVectorBytes)));
-MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
-MHA_INLINE Int32Vec int32_from(const uint8_t* p) { return Int32Vec{p[0], p[1], p[2], p[3]}; }
-MHA_INLINE Int32Vec int32_from(const uint16_t* p) { return Int32Vec{p[0], p[1], p[2], p[3]}; }
-MHA_INLINE Int64Vec int64_from(const uint8_t* p) { return Int64Vec{p[0], p[1]}; }
-MHA_INLINE Int64Vec int64_from(const uint16_t* p) { return Int64Vec{p[0], p[1]}; }
