@@ -120,7 +120,8 @@ struct SumOver {
   Input x;
   Output out;
   // Room for the sums of parts, accumulation type, sum_plan.h says how much: with it the terms of few results are
-  // shared out over many tasks, and the kernel sum_partials must follow. Null: one task per block of results.
+  // shared out over many tasks, and the kernel sum_partials must follow (too little work for threads). Null: one task
+  // per block of results.
   void* partials = nullptr;
 
   double work() const { return 2.0 * shape.count(); }

@@ -66,7 +66,7 @@ struct DropoutRows {
     const RowReader<T> w = weights.row(i);
     const RowWriter<T> o = out.row(i);
     alignas(kVectorBytes) uint16_t fields[kKeysPerRegister];
-    WordVec key_block;
+    WordVec key_block = {};
     for (int lane = 0; lane < kWordLanes; ++lane) key_block[lane] = lane;
     const WordVec zero = {};
     for (int64_t j = 0; j < cols; j += kKeysPerRegister, key_block += kWordLanes) {

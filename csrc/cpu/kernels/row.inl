@@ -4,7 +4,7 @@
 // Lanes 0..n-1 true.
 template <class T>
 MHA_INLINE VecMask<T> first_lanes(int n) {
-  VecMask<T> lane;
+  VecMask<T> lane = {};
   for (int i = 0; i < kLanes<T>; ++i) lane[i] = i;
   return lane < n;
 }
