@@ -81,12 +81,8 @@ const Functions kLevels[] = {MHA_TEST_FUNCTIONS(generic),
 #endif
 };
 
-long double exp_reference(long double x) {
-  return expl(x);
-}
-long double tanh_reference(long double x) {
-  return tanhl(x);
-}
+long double exp_reference(long double x) { return expl(x); }
+long double tanh_reference(long double x) { return tanhl(x); }
 long double slope_reference(long double x) {
   const long double c = coshl(x);
   return 1 / (c * c);

@@ -68,10 +68,8 @@ void check_all_values(const Format& f) {
 void check_rounding(const Format& f) {
   std::mt19937 random(1);
   const auto check = [&](float x) {
-    if (std::isnan(x))
-      CHECK(std::isnan(f.widened(f.narrowed(x))), "%s NaN %08x", f.name, float_bits(x));
-    else
-      CHECK(f.narrowed(x) == nearest(f, x), "%s of %a: %04x, not %04x", f.name, x, f.narrowed(x), nearest(f, x));
+    if (std::isnan(x)) CHECK(std::isnan(f.widened(f.narrowed(x))), "%s NaN %08x", f.name, float_bits(x));
+    else CHECK(f.narrowed(x) == nearest(f, x), "%s of %a: %04x, not %04x", f.name, x, f.narrowed(x), nearest(f, x));
   };
   for (int i = 0; i < 300000; ++i) check(float_from_bits(random()));
   // Values of the format, the midpoints between them, and the floats next to both.

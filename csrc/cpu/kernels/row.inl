@@ -49,10 +49,8 @@ struct RowWriter {
   MHA_INLINE_MEMBER void prefetch(int64_t j) const { __builtin_prefetch(p + j * stride, 1); }
 
   MHA_INLINE_MEMBER void write(int64_t j, int n, Vec<Acc> v) const {
-    if (stride == 1 && n == kLanes<Acc>)
-      store<T>(p + j, v);
-    else
-      scatter(j, n, v);
+    if (stride == 1 && n == kLanes<Acc>) store<T>(p + j, v);
+    else scatter(j, n, v);
   }
 
   __attribute__((noinline)) void scatter(int64_t j, int n, Vec<Acc> v) const {
