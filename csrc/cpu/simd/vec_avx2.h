@@ -9,7 +9,9 @@ typedef double DoubleVec __attribute__((vector_size(kVectorBytes)));
 typedef uint64_t WordVec __attribute__((vector_size(kVectorBytes)));
 typedef int32_t Int32Vec __attribute__((vector_size(kVectorBytes)));
 typedef int64_t Int64Vec __attribute__((vector_size(kVectorBytes)));
-MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) { return (WordVec)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+MHA_INLINE WordVec multiply_low_words(WordVec a, WordVec b) {
+  return (WordVec)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+}
 MHA_INLINE Int32Vec int32_from(const uint8_t* p) {
   return (Int32Vec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
