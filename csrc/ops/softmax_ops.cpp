@@ -1,6 +1,7 @@
 // Masked softmax, its backward, and the deterministic sum that gives a broadcast bias its gradient, on CPU.
 #include <cmath>
 
+#include "../core/sum_plan.h"
 #include "allocate.h"
 #include "launch.h"
 #include "views.h"
@@ -145,7 +146,14 @@ Tensor sum_over(const Tensor& x, const std::vector<int64_t>& dims) {
   }
   p.x.data = x.const_data_ptr();
   p.out.data = out.mutable_data_ptr();
+  // A sum over much gives few tasks: it is cut into chunks, by shape alone, whose partial sums are added in order.
+  std::vector<double> partials(sum_partials(p));
+  if (!partials.empty()) p.partials = partials.data();
   launch(cpu::kernels().sum_over, p);
+  if (p.partials) {
+    const auto& second = cpu::kernels().sum_partials[static_cast<int>(p.dtype)];
+    second.run(p, 0, second.tasks(p));  // on this thread: starting the others again would cost more
+  }
   return out;
 }
 
