@@ -1,6 +1,7 @@
 // The little that a plain C++ test program needs: CHECK with a message, a count of failures, a random generator, and
 // buffers of the four element types that are filled and read as double.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
@@ -12,26 +13,26 @@
 
 namespace test {
 
-inline int& failures() {
-  static int count = 0;
+inline std::atomic<int>& failures() {
+  static std::atomic<int> count{0};
   return count;
 }
 
 // Prints and counts; the program goes on, so that one run shows every failure.
-#define CHECK(condition, ...)                                          \
-  do {                                                                 \
-    if (!(condition)) {                                                \
-      if (++test::failures() <= 20) {                                  \
-        std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition);    \
-        std::printf(__VA_ARGS__);                                      \
-        std::printf("\n");                                             \
-      }                                                                \
-    }                                                                  \
+#define CHECK(condition, ...)                                       \
+  do {                                                              \
+    if (!(condition)) {                                             \
+      if (++test::failures() <= 20) {                               \
+        std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+        std::printf(__VA_ARGS__);                                   \
+        std::printf("\n");                                          \
+      }                                                             \
+    }                                                               \
   } while (0)
 
 // To be returned from main.
 inline int summary(const char* name) {
-  std::printf("%s: %s (%d failures)\n", name, failures() ? "FAILED" : "passed", failures());
+  std::printf("%s: %s (%d failures)\n", name, failures() ? "FAILED" : "passed", failures().load());
   return failures() ? 1 : 0;
 }
 
@@ -73,9 +74,7 @@ class Buffer {
  public:
   Buffer(mha::DType dtype, int64_t size) : dtype_(dtype), size_(size), bytes_(size * width(dtype)) {}
 
-  static int64_t width(mha::DType dtype) {
-    return dtype == mha::DType::f64 ? 8 : dtype == mha::DType::f32 ? 4 : 2;
-  }
+  static int64_t width(mha::DType dtype) { return dtype == mha::DType::f64 ? 8 : dtype == mha::DType::f32 ? 4 : 2; }
   int64_t size() const { return size_; }
   void* data() { return bytes_.data(); }
   const void* data() const { return bytes_.data(); }

@@ -1,0 +1,111 @@
+// Kernels run by several threads at once, as torch's parallel_for does: tasks of one problem shared out over 1 to 5
+// threads must give the same bytes, and ThreadSanitizer must find nothing to report.
+#include <thread>
+
+#include "strided.h"
+
+namespace {
+
+constexpr int kThreads[] = {1, 2, 3, 5};
+
+template <class Problem>
+void run_on_threads(const cpu::Kernel<Problem>& kernel, const Problem& p, int threads) {
+  const int64_t tasks = kernel.tasks(p);
+  std::vector<std::thread> workers;
+  for (int t = 0; t < threads; ++t)
+    workers.emplace_back([&, t] { kernel.run(p, tasks * t / threads, tasks * (t + 1) / threads); });
+  for (std::thread& worker : workers) worker.join();
+}
+
+template <class T>
+Stack<T> contiguous(const BatchShape& batch, int64_t rows, int64_t cols) {
+  Stack<T> s;
+  s.batch = batch, s.rows = rows, s.cols = cols;
+  int64_t step = 1;
+  s.view.col_stride = step, step *= cols;
+  s.view.row_stride = step, step *= rows;
+  for (int d = batch.ndim - 1; d >= 0; --d) s.view.batch_stride[d] = step, step *= batch.size[d];
+  s.storage.resize(static_cast<size_t>(step));
+  s.view.data = s.storage.data();
+  return s;
+}
+
+// Runs `kernel` on every number of threads; `output` is where it writes.
+template <class T, class Problem>
+void check_same(const char* what, const cpu::Kernel<Problem>& kernel, const Problem& p, Stack<T>& output) {
+  std::vector<T> first;
+  for (const int threads : kThreads) {
+    std::fill(output.storage.begin(), output.storage.end(), T{});
+    run_on_threads(kernel, p, threads);
+    if (first.empty()) first = output.storage;
+    CHECK(std::memcmp(first.data(), output.storage.data(), first.size() * sizeof(T)) == 0,
+          "%s, %s, %s: %d threads give other bytes than 1", what, cpu::kernels().isa, test::name_of(p.dtype), threads);
+  }
+}
+
+template <class T>
+void check_type(Random& random) {
+  const DType dtype = kDType<T>;
+  const int type = static_cast<int>(dtype);
+  const cpu::KernelTable& table = cpu::kernels();
+  BatchShape batch;
+  batch.ndim = 2, batch.size[0] = 2, batch.size[1] = 3;
+  const int64_t queries = 70, keys = 131, head_dim = 33;
+  Stack<T> query = contiguous<T>(batch, queries, head_dim), key = contiguous<T>(batch, head_dim, keys);
+  Stack<T> scores = contiguous<T>(batch, queries, keys), weights = scores, dropped = scores;
+  query.fill_normal(random, 1);
+  key.fill_normal(random, 1);
+
+  Product product;
+  product.dtype = dtype, product.batch = batch;
+  product.m = queries, product.n = keys, product.k = head_dim;
+  product.a = query.view, product.b = key.view, product.c = scores.output();
+  product.alpha = 0.2;
+  check_same("product", table.product[type], product, scores);
+
+  SoftmaxForward softmax;
+  softmax.dtype = dtype, softmax.batch = batch, softmax.rows = queries, softmax.cols = keys;
+  softmax.scores = scores.view, softmax.weights = weights.output();
+  softmax.visibility.window_right = 0, softmax.mask_value = -INFINITY;
+  check_same("softmax", table.softmax_forward[type], softmax, weights);
+
+  Dropout dropout;
+  dropout.dtype = dtype, dropout.batch = batch, dropout.rows = queries, dropout.cols = keys;
+  dropout.weights = weights.view, dropout.out = dropped.output();
+  dropout.seed = 7, dropout.p = 0.3;
+  check_same("dropout", table.dropout[type], dropout, dropped);
+
+  SoftmaxBackward backward;
+  backward.dtype = dtype, backward.batch = batch, backward.rows = queries, backward.cols = keys;
+  backward.weights = weights.view, backward.grad_weights = scores.view;
+  Stack<T> grad_scores = contiguous<T>(batch, queries, keys);
+  backward.grad_scores = grad_scores.output();
+  check_same("softmax backward", table.softmax_backward[type], backward, grad_scores);
+}
+
+// Several threads, each with a problem of its own, as when Python threads call operators at the same time.
+void check_concurrent_calls() {
+  std::vector<std::thread> workers;
+  for (int t = 0; t < 4; ++t)
+    workers.emplace_back([t] {
+      Random random;
+      random.engine.seed(static_cast<unsigned>(t));
+      check_type<float>(random);
+    });
+  for (std::thread& worker : workers) worker.join();
+}
+
+}  // namespace
+
+int main() {
+  for (const std::string& isa : cpu::supported_isas()) {
+    cpu::set_isa(isa);
+    Random random;
+    check_type<double>(random);
+    check_type<float>(random);
+    check_type<bfloat16>(random);
+    check_type<float16>(random);
+    check_concurrent_calls();
+  }
+  return test::summary("threads");
+}
