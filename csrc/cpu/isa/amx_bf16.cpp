@@ -5,8 +5,14 @@
 MHA_TARGET("amx-bf16,amx-tile,avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 namespace mha::cpu {
 namespace {
+// clang-format off: the order is the order of use
 #include "../simd/vec_avx512.h"
+#include "../simd/transpose_avx512.h"
 #include "../kernels/all.inl"
+#include "../kernels/product_pairs.inl"
+#include "../kernels/product_tiles.inl"
+#include "../kernels/table.inl"
+// clang-format on
 }  // namespace
 const KernelTable kernels_amx_bf16 = make_table("amx_bf16");
 }  // namespace mha::cpu

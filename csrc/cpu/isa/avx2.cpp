@@ -5,8 +5,12 @@
 MHA_TARGET("avx2,fma,f16c")
 namespace mha::cpu {
 namespace {
+// clang-format off: the order is the order of use
 #include "../simd/vec_avx2.h"
+#include "../simd/transpose_avx2.h"
 #include "../kernels/all.inl"
+#include "../kernels/table.inl"
+// clang-format on
 }  // namespace
 const KernelTable kernels_avx2 = make_table("avx2");
 }  // namespace mha::cpu

@@ -1,28 +1,96 @@
 // C = alpha * sum_g A_g B_g over a batch of strided matrices: scores, weighted sums and their derivatives.
+//
+// A task computes rows x cols of one C. Per block of the depth, the columns go panel by panel: a panel of B (up to
+// kPanelVectors vectors wide, in place or packed) meets all rows of A, tile by tile.
 
-template <class T>
-struct ProductKernel {
-  using Acc = accumulate_t<T>;
+template <class T, class Word>
+struct ProductTask : ProductOutput<T, Word> {
+  using Output = ProductOutput<T, Word>;
+  using Output::W, Output::p, Output::rows, Output::cols, Output::row0, Output::col0;
+  using typename Output::Acc;
+  using typename Output::Rules;
+  using Rows = PanelRows<Word>;
 
-  static int64_t tasks(const Product& p) { return p.batch.count() * p.m; }
+  int64_t depth_block, depth_blocks;
+  Word* packed_a;
+  Word* packed_b;
 
-  static void run(const Product& p, int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) row(p, task / p.m, task % p.m);
+  ProductTask(const Product& problem, const ProductSplit& s, int64_t task)
+      : Output(problem, s, task), depth_block(s.depth_block), depth_blocks(s.depth_blocks) {
+    const int64_t words = round_up(ceil_div(depth_block, Rules::kDepth), W) + W;  // + W: see RowFactor
+    const int64_t a_bytes = round_up(rows, kPackedRows<Acc>) * words * static_cast<int64_t>(sizeof(Word));
+    const int64_t b_bytes = (kPanelVectors * W + Rules::kPanelPadding) * words * static_cast<int64_t>(sizeof(Word));
+    const bool sums = depth_blocks * p.groups > 1;
+    if (sums) this->partial_stride = round_up(cols, W);
+    char* memory = static_cast<char*>(
+        scratch(b_bytes + a_bytes + rows * this->partial_stride * static_cast<int64_t>(sizeof(Acc))));
+    packed_b = reinterpret_cast<Word*>(memory);
+    packed_a = reinterpret_cast<Word*>(memory + b_bytes);
+    if (sums) this->partial = reinterpret_cast<Acc*>(memory + b_bytes + a_bytes);
   }
 
-  static void row(const Product& p, int64_t entry, int64_t i) {
-    const T* a = matrix<const T>(p.batch, entry, p.a) + i * p.a.row_stride;
-    const T* b = matrix<const T>(p.batch, entry, p.b);
-    T* c = matrix<T>(p.batch, entry, p.c) + i * p.c.row_stride;
-    for (int64_t j = 0; j < p.n; ++j) {
-      Acc sum = 0;
-      for (int64_t g = 0; g < p.groups; ++g)
-        for (int64_t k = 0; k < p.k; ++k) {
-          const Acc x = widen(a[g * p.a_group_stride + k * p.a.col_stride]);
-          if (p.zero_hides && x == 0) continue;
-          sum += x * widen(b[g * p.b_group_stride + k * p.b.row_stride + j * p.b.col_stride]);
-        }
-      c[j * p.c.col_stride] = narrow<T>(static_cast<Acc>(p.alpha) * sum);
+  void run() {
+    const int64_t groups = max_of(1, p.groups), depth = p.groups ? p.k : 0;  // an empty sum still stores its zeros
+    for (int64_t g = 0; g < groups; ++g)
+      for (int64_t block = 0; block < depth_blocks; ++block) {
+        this->first = g == 0 && block == 0;
+        this->last = g == groups - 1 && block == depth_blocks - 1;
+        const int64_t k0 = block * depth_block;
+        add_block(g, k0, max_of(0, min_of(depth_block, depth - k0)));
+      }
+  }
+
+  void add_block(int64_t g, int64_t k0, int64_t depth) {
+    const Factor<T> rows_of_a = {this->a + g * p.a_group_stride + row0 * p.a.row_stride + k0 * p.a.col_stride,
+                                 p.a.row_stride, p.a.col_stride, rows, depth};
+    const T* b_block = this->b + g * p.b_group_stride + k0 * p.b.row_stride + col0 * p.b.col_stride;
+    const auto left = Rows::prepare(rows_of_a, packed_a);
+    const int64_t vectors = ceil_div(cols, W), panels = ceil_div(vectors, kPanelVectors);
+    for (int64_t panel = 0; panel < panels; ++panel) {  // vectors spread evenly: 13 = 3 + 3 + 3 + 4
+      const int64_t begin = vectors * panel / panels, end = vectors * (panel + 1) / panels, j = begin * W;
+      const Factor<T> columns = {b_block + j * p.b.col_stride, p.b.col_stride, p.b.row_stride,
+                                 min_of(end * W, cols) - j, depth};
+      switch (end - begin) {
+        case 1: add_panel<1>(left, columns, j); break;
+        case 2: add_panel<2>(left, columns, j); break;
+        case 3: add_panel<3>(left, columns, j); break;
+        case 4: add_panel<4>(left, columns, j); break;
+      }
+    }
+  }
+
+  template <int NV>
+  void add_panel(const typename Rows::Left& left, const Factor<T>& columns, int64_t j) {
+    if constexpr (NV <= kPanelVectors) {
+      const int64_t words = ceil_div(columns.depth, Rules::kDepth);
+      if constexpr (std::is_same_v<T, Word>) {
+        if (columns.stride == 1 && columns.count == NV * W)
+          return Rows::template run<NV>(*this, left, columns.data, columns.depth_stride, j, words);
+      }
+      constexpr int kStride = NV * W + Rules::kPanelPadding;
+      Rules::pack_by_depth(columns, packed_b, kStride);
+      Rows::template run<NV>(*this, left, packed_b, kStride, j, words);
     }
   }
 };
+
+// The kernel of elements T that are multiplied as words of the given type.
+template <class T, class Word>
+struct ProductOf {
+  using Rules = WordRules<Word>;
+
+  static int64_t tasks(const Product& p) {
+    return p.batch.count() * ProductSplit::of(p, Rules::kDepthBlock).in_entry();
+  }
+
+  static void run(const Product& p, int64_t begin, int64_t end) {
+    const ProductSplit s = ProductSplit::of(p, Rules::kDepthBlock);
+    Rules::begin();
+    for (int64_t task = begin; task < end; ++task) ProductTask<T, Word>(p, s, task).run();
+    Rules::end();
+    if (ProductOutput<T, Word>::streams(p)) stream_fence();
+  }
+};
+
+template <class T>
+struct ProductKernel : ProductOf<T, accumulate_t<T>> {};

@@ -1,5 +1,5 @@
-// The vector layer, common part: what does not depend on the instruction set. Built on the compilers' vector extensions,
-// so that +, -, *, <, ?: act lane by lane and the same source compiles to every level. A level's own header
+// The vector layer, common part: what does not depend on the instruction set. Built on the compilers' vector
+// extensions, so that +, -, *, <, ?: act lane by lane and the same source compiles to every level. A level's own header
 // (vec_generic.h, vec_avx2.h, vec_avx512.h) comes first: it sets kVectorBytes and supplies the few operations that the
 // extensions cannot express.
 //
@@ -46,6 +46,18 @@ MHA_INLINE void store(T* p, Vec<accumulate_t<T>> v) {
   if constexpr (std::is_same_v<T, bfloat16>) narrow_bfloat16(p, v);
   else if constexpr (std::is_same_v<T, float16>) narrow_float16(p, v);
   else *reinterpret_cast<typename VecTypes<T>::unaligned*>(p) = v;
+}
+
+// store<T> that does not bring the line into the cache; p is aligned to the bytes written. stream_fence() follows the
+// last one.
+template <class T>
+MHA_INLINE void store_streaming(T* p, Vec<accumulate_t<T>> v) {
+  if constexpr (std::is_same_v<T, accumulate_t<T>>) stream(p, v);
+  else {
+    T lanes[kLanes<accumulate_t<T>>];
+    store<T>(lanes, v);
+    stream_half(p, lanes);
+  }
 }
 
 // The first n < kLanes elements; the other lanes read as `fill`, and are not written.

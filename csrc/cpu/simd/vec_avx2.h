@@ -59,4 +59,8 @@ MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) {
   return (DoubleVec)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
 }
 MHA_INLINE void stream(float* p, FloatVec v) { _mm256_stream_ps(p, (__m256)v); }
+MHA_INLINE void stream(double* p, DoubleVec v) { _mm256_stream_pd(p, (__m256d)v); }
+MHA_INLINE void stream_half(void* p, const void* v) {
+  _mm_stream_si128(static_cast<__m128i*>(p), _mm_loadu_si128(static_cast<const __m128i*>(v)));
+}
 MHA_INLINE void stream_fence() { _mm_sfence(); }

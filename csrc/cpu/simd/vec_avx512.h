@@ -56,4 +56,8 @@ MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) {
   return (DoubleVec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 }
 MHA_INLINE void stream(float* p, FloatVec v) { _mm512_stream_ps(p, (__m512)v); }
+MHA_INLINE void stream(double* p, DoubleVec v) { _mm512_stream_pd(p, (__m512d)v); }
+MHA_INLINE void stream_half(void* p, const void* v) {
+  _mm256_stream_si256(static_cast<__m256i*>(p), _mm256_loadu_si256(static_cast<const __m256i*>(v)));
+}
 MHA_INLINE void stream_fence() { _mm_sfence(); }

@@ -37,6 +37,9 @@ MHA_INLINE DoubleVec vec_max(DoubleVec a, DoubleVec b) { return a > b ? a : b; }
 MHA_INLINE FloatVec mul_add(FloatVec a, FloatVec b, FloatVec c) { return a * b + c; }
 MHA_INLINE DoubleVec mul_add(DoubleVec a, DoubleVec b, DoubleVec c) { return a * b + c; }
 
-// A store that does not bring the line into the cache; p is aligned to kVectorBytes.
+// Stores that do not bring the line into the cache; p is aligned to kVectorBytes (stream_half: to half of it, which is
+// also what it copies). The baseline has none.
 MHA_INLINE void stream(float* p, FloatVec v) { *reinterpret_cast<FloatVec*>(p) = v; }
+MHA_INLINE void stream(double* p, DoubleVec v) { *reinterpret_cast<DoubleVec*>(p) = v; }
+MHA_INLINE void stream_half(void* p, const void* v) { std::memcpy(p, v, kVectorBytes / 2); }
 MHA_INLINE void stream_fence() {}

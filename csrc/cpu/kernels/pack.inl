@@ -1,0 +1,77 @@
+// Packing: from strided matrices of the storage type to contiguous words of the type that is multiplied.
+
+// out[o * out_stride + i] = in[o * outer_stride + i * inner_stride] for o < outer and i < inner, widened; zeros follow
+// until `inner` is a whole number of vectors. Whole vectors are written, so out_stride is at least that number.
+template <class T>
+struct Packer {
+  using Word = accumulate_t<T>;
+  static constexpr int W = kLanes<Word>;
+
+  const T* in;
+  int64_t outer_stride, inner_stride;
+  int64_t outer, inner;
+  Word* out;
+  int64_t out_stride;
+
+  void run() const {
+    if (inner_stride == 1) copy_rows();
+    else if (outer_stride == 1) transpose_blocks();
+    else gather();
+  }
+
+  void copy_rows() const {
+    for (int64_t o = 0; o < outer; ++o) {
+      const T* from = in + o * outer_stride;
+      Word* to = out + o * out_stride;
+      int64_t i = 0;
+      for (; i + W <= inner; i += W) store<Word>(to + i, load<T>(from + i));
+      if (i < inner) store<Word>(to + i, load_first<T>(from + i, static_cast<int>(inner - i)));
+    }
+  }
+
+  void transpose_blocks() const {
+    for (int64_t i = 0; i < inner; i += W)
+      for (int64_t o = 0; o < outer; o += W) transpose_block(o, i);
+  }
+
+  // W x W: the vectors run along the outer index in memory and along the inner one in `out`.
+  void transpose_block(int64_t o, int64_t i) const {
+    const int64_t lines = inner - i, lanes = outer - o;
+    const T* from = in + o + i * inner_stride;
+    Vec<Word> r[W];
+    if (lines >= W && lanes >= W) {
+#pragma GCC unroll 16
+      for (int j = 0; j < W; ++j) r[j] = load<T>(from + j * inner_stride);
+    } else {
+      for (int j = 0; j < W; ++j) {
+        r[j] = Vec<Word>{};
+        if (j < lines)
+          r[j] = lanes >= W ? load<T>(from + j * inner_stride)
+                            : load_first<T>(from + j * inner_stride, static_cast<int>(lanes));
+      }
+    }
+    transpose(r);
+    Word* to = out + o * out_stride + i;
+    if (lanes >= W) {
+#pragma GCC unroll 16
+      for (int j = 0; j < W; ++j) store<Word>(to + j * out_stride, r[j]);
+    } else {
+      for (int j = 0; j < lanes; ++j) store<Word>(to + j * out_stride, r[j]);
+    }
+  }
+
+  void gather() const {
+    const int64_t padded = round_up(inner, W);
+    for (int64_t o = 0; o < outer; ++o)
+      for (int64_t i = 0; i < padded; ++i)
+        out[o * out_stride + i] = i < inner ? widen(in[o * outer_stride + i * inner_stride]) : 0;
+  }
+};
+
+// A factor of a product, seen as `count` rows or columns of the output times `depth`.
+template <class T>
+struct Factor {
+  const T* data;
+  int64_t stride, depth_stride;  // from one row or column to the next; from one depth to the next
+  int64_t count, depth;
+};
