@@ -1,0 +1,42 @@
+"""Fixtures that every test shares: each ISA level in turn, and a torch that is left as it was found."""
+
+import os
+
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a compiled kernel from an earlier build must not answer for this one
+
+import mha_ext
+import pytest
+import torch
+
+LEVELS = list(dict.fromkeys(["generic", "avx2", "avx512", "avx512_bf16", "amx_bf16", *mha_ext.supported_isas()]))
+
+
+@pytest.fixture(params=LEVELS)
+def isa(request):
+    """Run the test on one ISA level, or skip it where the machine lacks that level."""
+    here = mha_ext.supported_isas()
+    if request.param not in here:
+        pytest.skip(f"ISA level {request.param} is absent: this machine and MHA_EXT_ISA leave {', '.join(here)}")
+    before = mha_ext.isa()
+    mha_ext.set_isa(request.param)
+    yield request.param
+    mha_ext.set_isa(before)
+
+
+@pytest.fixture(autouse=True)
+def leave_torch_as_found():
+    """A fixed seed at the start; the thread count, the level and the default dtype restored at the end."""
+    threads, level, dtype = torch.get_num_threads(), mha_ext.isa(), torch.get_default_dtype()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    mha_ext.set_isa(level)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """No compiled function of an earlier test answers in this one."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

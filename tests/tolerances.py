@@ -1,0 +1,64 @@
+"""The one rule for rounding errors.
+
+    |got - want| <= 2 * max |plain PyTorch in the same dtype - want|  +  floor
+
+`want` comes from the float64 oracle. The floor is for cases where PyTorch happens to be nearly exact: every value that is
+stored may be off by one unit of its dtype, every sum by one unit of the accumulation dtype per unit of summed magnitude.
+Both sums of magnitudes are computed from the case's own numbers (`Magnitudes`), so no tolerance is picked by hand.
+"""
+
+import mha_ext
+import torch
+
+
+def accumulation_dtype(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Magnitudes:
+    """How large the terms are that were stored (`stored`) and that were summed (`summed`) on the way to a result."""
+
+    def __init__(self, stored, summed):
+        self.stored, self.summed = stored.detach().double(), summed.detach().double()
+
+    def floor(self, dtype):
+        info, acc = torch.finfo(dtype), torch.finfo(accumulation_dtype(dtype))
+        smallest_step = info.smallest_normal * info.eps
+        return info.eps * self.stored + acc.eps * self.summed + smallest_step
+
+
+def assert_close(got, want, plain, magnitudes, *, dtype, case, name):
+    """`got` against the oracle's `want`, allowed twice the error of `plain` (same-dtype PyTorch) plus the floor."""
+    about = f"{name}\n  dtype {dtype}, ISA {mha_ext.isa()}\n  case {case}"
+    assert isinstance(got, torch.Tensor), f"{about}\n  got {got!r}, wanted a tensor"
+    assert got.dtype == dtype, f"{about}\n  got {got.dtype}"
+    assert got.shape == want.shape, f"{about}\n  got shape {tuple(got.shape)}, want {tuple(want.shape)}"
+    if want.numel() == 0:
+        return
+    want = want.detach().double()
+    plain_error = (plain.detach().double() - want).abs().max()
+    assert torch.isfinite(plain_error), f"{about}\n  plain PyTorch is not finite here: this case can't fail"
+    error = (got.detach().double() - want).abs()
+    allowed = 2 * plain_error + magnitudes.floor(dtype).expand(want.shape)
+    excess = torch.where(torch.isnan(error), torch.inf, error - allowed)
+    worst = int(excess.argmax())
+    if excess.flatten()[worst] > 0:
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), want.shape))
+        wrong = int((excess > 0).sum())
+        raise AssertionError(
+            f"{about}\n  worst at {index}: got {got[index].item()!r}, want {want[index].item()!r}\n"
+            f"  error {error[index].item():.3e}, allowed {allowed[index].item():.3e} "
+            f"(plain PyTorch is off by {plain_error.item():.3e}); {wrong} of {want.numel()} values are off"
+        )
+
+
+def assert_same_bits(got, want, about=""):
+    """Equal down to the sign of zero and the position of NaNs (payloads aside)."""
+    assert got.dtype == want.dtype and got.shape == want.shape, f"{about}: {got.dtype} {got.shape}, {want.dtype} {want.shape}"
+    same = (got == want) & (torch.signbit(got) == torch.signbit(want)) | (torch.isnan(got) & torch.isnan(want))
+    if not bool(same.all()):
+        index = tuple(int(i) for i in (~same).nonzero()[0])
+        raise AssertionError(
+            f"{about}: {int((~same).sum())} of {same.numel()} values differ, first at {index}: "
+            f"{got[index].item()!r} is not {want[index].item()!r} (ISA {mha_ext.isa()})"
+        )
