@@ -96,6 +96,29 @@ def check_attention(case, need_weights=True):
     return expected(case, through_weights=need_weights).check(need_weights)
 
 
+def check_step(step, case, tensors, options, magnitudes):
+    """One of the three steps, named `step`, against oracle and plain PyTorch: the result and each tensor's gradient.
+
+    `magnitudes` maps the gradient of the result to magnitudes by name; the result's own stand under "result".
+    """
+    dtype = next(iter(tensors.values())).dtype
+
+    def run_step(module):
+        leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
+        result = getattr(module, step)(**leaves, **options)
+        grad = case.randn("grad", result.shape).to(result.dtype)
+        grads = torch.autograd.grad(result, list(leaves.values()), grad, allow_unused=True, materialize_grads=True) \
+            if result.requires_grad else [torch.zeros_like(x) for x in leaves.values()]
+        return {"result": result, **dict(zip(leaves, grads, strict=True))}
+
+    got, want, plain = (run_step(module) for module in (mha_ext, oracle, torch_same_dtype))
+    assert got["result"].requires_grad
+    sizes = magnitudes(case.randn("grad", want["result"].shape).double())
+    for name in want:
+        title = f"{step}: {name if name == 'result' else f'gradient of {name}'}"
+        assert_close(got[name], want[name], plain[name], sizes[name], dtype=dtype, case=case, name=title)
+
+
 def finite(tensors):
     """Hidden NaN and inf taken out, for plain PyTorch, which would spread them."""
     return {name: torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0) for name, x in tensors.items()}

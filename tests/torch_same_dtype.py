@@ -52,6 +52,10 @@ def softmax(scores, see, *, bias=None, softcap=None, sinks=None, mask_value=-mat
     return weights[..., :n_keys].reshape(scores.shape)
 
 
+def masked_softmax(scores, mask=None, *, is_causal=False, window=None, causal_offset=None, key_lengths=None, **options):
+    return softmax(scores, visible(scores.shape, mask, is_causal, window, causal_offset, key_lengths), **options)
+
+
 def weighted_sum(weights, value, *, enable_gqa=False):
     del enable_gqa
     w = as_heads(weights)
