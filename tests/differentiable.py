@@ -8,17 +8,20 @@ from collections.abc import Callable
 
 import mha_ext
 import torch
+import torch_same_dtype
 from cases import Case
+from compare import seed_drawn_from
 
 TINY = dict(dtype=torch.float64, lq=3, lk=4, d=3, dv=2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """`call` takes the tensors of `inputs` in order; everything else about the call is fixed."""
+    """`call` takes the tensors of `inputs` in order; everything else about the call is fixed. `plain`: the same in torch."""
 
     name: str
     call: Callable
+    plain: Callable
     inputs: tuple
 
     def __str__(self):
@@ -29,7 +32,7 @@ class Function:
 
 
 def attention_function(name, dropout=0.0, **fields):
-    case = Case(**{**TINY, **fields})
+    case = Case(**{**TINY, **fields}, dropout=dropout)
     query, key, value, options = case.build()
     extra = {n: options.pop(n) for n in ("bias", "sinks") if n in options}
     names = list(extra)
@@ -40,7 +43,14 @@ def attention_function(name, dropout=0.0, **fields):
             drop = {"dropout": dropout, "generator": torch.Generator().manual_seed(3)}
         return mha_ext.attention(query, key, value, **options, **drop, **dict(zip(names, rest, strict=True)))
 
-    return Function(name, call, (query, key, value, *extra.values()))
+    def plain(query, key, value, *rest):
+        drop = {}
+        if dropout:
+            keep = case.keep(seed_drawn_from(torch.Generator().manual_seed(3).get_state()))
+            drop = {"dropout": dropout, "keep": keep}
+        return torch_same_dtype.attention(query, key, value, **options, **drop, **dict(zip(names, rest, strict=True)))
+
+    return Function(name, call, plain, (query, key, value, *extra.values()))
 
 
 ATTENTION = tuple(
@@ -76,35 +86,37 @@ ATTENTION = tuple(
 )
 
 
+def step_function(name, step, tensors, **options):
+    names = list(tensors)
+
+    def calling(module):
+        return lambda *given: getattr(module, step)(**dict(zip(names, given, strict=True)), **options)
+
+    return Function(name, calling(mha_ext), calling(torch_same_dtype), tuple(tensors.values()))
+
+
 def steps():
-    case = Case(**TINY, mask="full")
+    case, grouped = Case(**TINY, mask="full"), Case(**TINY, heads=4, kv_heads=2)
     query, key, value, options = case.build()
+    many, few, few_values, _ = grouped.build()
     scores, bias = case.randn("scores", case.score_shape), case.randn("bias", case.broadcast_shape("heads"))
     sinks, mask = case.randn("sinks", (2,)), options["mask"]
-    grouped = Case(**TINY, heads=4, kv_heads=2)
-    many, few, few_values, _ = grouped.build()
-    weights = grouped.randn("weights", grouped.score_shape)
-
-    def softmax(**options):
-        def call(scores, *rest):
-            names = [n for n in ("bias", "sinks") if n in options]
-            given = {n: x for n, x in options.items() if n not in names}
-            return mha_ext.masked_softmax(scores, **given, **dict(zip(names, rest, strict=True)))
-
-        return call, (scores, *(options[n] for n in ("bias", "sinks") if n in options))
-
+    weights, many_weights = case.randn("weights", case.score_shape), grouped.randn("weights", grouped.score_shape)
+    softmax = "masked_softmax"
     return (
-        Function("attention_scores", lambda q, k: mha_ext.attention_scores(q, k, scale=0.7), (query, key)),
-        Function("attention_scores_gqa", lambda q, k: mha_ext.attention_scores(q, k, enable_gqa=True), (many, few)),
-        Function("masked_softmax", *softmax()),
-        Function("masked_softmax_mask_causal", *softmax(mask=mask, is_causal=True)),
-        Function("masked_softmax_bias_softcap", *softmax(bias=bias, softcap=0.8)),
-        Function("masked_softmax_sinks", *softmax(sinks=sinks, window=(1, 0))),
-        Function("masked_softmax_all", *softmax(mask=mask, bias=bias, sinks=sinks, softcap=1.2, mask_value=-1.0)),
-        Function("weighted_sum", mha_ext.weighted_sum, (case.randn("weights", case.score_shape), value)),
-        Function("weighted_sum_gqa", lambda w, v: mha_ext.weighted_sum(w, v, enable_gqa=True), (weights, few_values)),
+        step_function("attention_scores", "attention_scores", {"query": query, "key": key}, scale=0.7),
+        step_function("attention_scores_gqa", "attention_scores", {"query": many, "key": few}, enable_gqa=True),
+        step_function("masked_softmax", softmax, {"scores": scores}),
+        step_function("masked_softmax_mask_causal", softmax, {"scores": scores}, mask=mask, is_causal=True),
+        step_function("masked_softmax_bias_softcap", softmax, {"scores": scores, "bias": bias}, softcap=0.8),
+        step_function("masked_softmax_sinks", softmax, {"scores": scores, "sinks": sinks}, window=(1, 0)),
+        step_function("masked_softmax_all", softmax, {"scores": scores, "bias": bias, "sinks": sinks}, mask=mask, softcap=1.2,
+                      mask_value=-1.0),
+        step_function("weighted_sum", "weighted_sum", {"weights": weights, "value": value}),
+        step_function("weighted_sum_gqa", "weighted_sum", {"weights": many_weights, "value": few_values}, enable_gqa=True),
     )
 
 
 STEPS = steps()
 ALL = STEPS + ATTENTION
+WITHOUT_DROPOUT = tuple(f for f in ALL if f.name not in ("dropout", "everything"))

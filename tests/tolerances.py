@@ -52,6 +52,20 @@ def assert_close(got, want, plain, magnitudes, *, dtype, case, name):
         )
 
 
+def assert_rounding_only(got, want, inputs, about=""):
+    """Two float64 ways to one number: off by at most one unit of the largest value for each number that went in."""
+    got, want = (tuple(x) if isinstance(x, (tuple, list)) else (x,) for x in (got, want))
+    terms = sum(x.numel() for x in inputs)
+    for n, (mine, other) in enumerate(zip(got, want, strict=True)):
+        assert mine.shape == other.shape, f"{about}: result {n} has shape {tuple(mine.shape)}, want {tuple(other.shape)}"
+        assert mine.dtype == torch.float64, f"{about}: result {n} is {mine.dtype}"
+        if mine.numel() == 0:
+            continue
+        allowed = torch.finfo(torch.float64).eps * terms * max(other.abs().max().item(), 1.0)
+        error = (mine - other).abs().max().item()
+        assert error <= allowed, f"{about}: result {n} is off by {error:.3e}, allowed {allowed:.3e}\n got {mine}\nwant {other}"
+
+
 def assert_same_bits(got, want, about=""):
     """Equal down to the sign of zero and the position of NaNs (payloads aside)."""
     assert got.dtype == want.dtype and got.shape == want.shape, f"{about}: {got.dtype} {got.shape}, {want.dtype} {want.shape}"
