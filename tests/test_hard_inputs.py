@@ -1,0 +1,307 @@
+"""Inputs that break attention elsewhere: empty rows, NaN behind masks, huge logits, huge strides, odd dtypes."""
+
+import math
+
+import mha_ext
+import pytest
+import torch
+from cases import DTYPES, Case
+from compare import Expected, check_attention
+from tolerances import assert_same_bits
+
+pytestmark = pytest.mark.usefixtures("isa")
+BAD = (float("nan"), float("inf"), float("-inf"))
+ALL_HIDDEN = {
+    "mask": dict(mask=torch.zeros(1, 7, dtype=torch.bool)),
+    "float_mask": dict(mask=torch.zeros(5, 7)),
+    "causal": dict(is_causal=True, causal_offset=-7),
+    "window": dict(window=(0, 0), causal_offset=50),
+    "key_lengths": dict(key_lengths=torch.zeros(2, dtype=torch.int64)),
+}
+
+
+def inputs(case):
+    query, key, value, options = case.build()
+    return {"query": query, "key": key, "value": value}, options
+
+
+def gradients(tensors, options, through=("output", "weights")):
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in tensors.items()}
+    results = dict(zip(("output", "weights"), mha_ext.attention(**leaves, **options), strict=True))
+    grads = torch.autograd.grad([results[n].sum() for n in through], list(leaves.values()), allow_unused=True,
+                                materialize_grads=True)
+    return results, dict(zip(leaves, grads, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("how", ALL_HIDDEN)
+def test_rows_with_nothing_to_see_are_zero(how, dtype):
+    """Output, weights and every gradient are exactly zero; never NaN."""
+    tensors, _ = inputs(Case(dtype=dtype))
+    tensors["bias"] = torch.randn(5, 7).to(dtype)
+    results, grads = gradients(tensors, ALL_HIDDEN[how])
+    for name, x in {**results, **grads}.items():
+        assert (x == 0).all(), f"{name} {x}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_some_rows_empty(dtype):
+    """A causal offset of -2 empties the first two rows only."""
+    case = Case(dtype=dtype, is_causal=True, causal_offset=-2, lq=21, lk=19, bias="full", sinks=True, softcap=4.0)
+    output, weights, grads = check_attention(case)
+    assert (output[..., :2, :] == 0).all()
+    assert (weights[..., :2, :] == 0).all()
+    assert (grads["query"][..., :2, :] == 0).all()
+
+
+@pytest.mark.parametrize("value", (-1e9, -1e4, 0.0, 7.0))
+def test_finite_mask_value_makes_empty_rows_uniform(value):
+    tensors, _ = inputs(Case(lq=3, lk=8))
+    output, weights = mha_ext.attention(**tensors, mask=torch.zeros(3, 8), mask_value=value)
+    assert torch.equal(weights, torch.full_like(weights, 1 / 8))
+    assert_mean = (output - tensors["value"].mean(-2, keepdim=True)).abs()
+    assert (assert_mean <= torch.finfo(torch.float32).eps * tensors["value"].abs().sum(-2, keepdim=True)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_sink_with_nothing_to_see(dtype):
+    """The sink takes the whole row: weights 0, and no gradient for it since nothing competes."""
+    tensors, _ = inputs(Case(dtype=dtype))
+    tensors["sinks"] = torch.randn(2).to(dtype)
+    results, grads = gradients(tensors, ALL_HIDDEN["mask"])
+    for name, x in {**results, **grads}.items():
+        assert (x == 0).all(), f"{name} {x}"
+
+
+HIDING = {
+    "mask": dict(mask=(torch.arange(70) < 60).expand(1, 70)),
+    "float_mask": dict(mask=(torch.arange(70) < 60).float().expand(9, 70)),
+    "key_lengths": dict(key_lengths=torch.tensor([60, 31])),
+    "causal": dict(is_causal=True, causal_offset=50),
+    "window": dict(window=(3, 1), causal_offset=40),
+    "mask_softcap": dict(mask=(torch.arange(70) < 60).expand(1, 70), softcap=2.0),
+    "finite_mask_value": dict(mask=(torch.arange(70) < 60).expand(1, 70), mask_value=-1e4),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("how", HIDING)
+def test_hidden_keys_and_values_may_hold_anything(how, dtype, bad):
+    """Keys 60.. are hidden and bad: results and gradients are those without them, and their own gradients are zero."""
+    case = Case(dtype=dtype, lq=9, lk=70, d=33, dv=17, bias="full")
+    tensors, options = inputs(case)
+    tensors["key"][..., 60:, :] = bad
+    tensors["value"][..., 60:, :] = bad
+    options["bias"][..., 60:] = bad
+    _, _, grads = Expected(case, tensors, {**options, **HIDING[how]}).check()
+    for name in ("key", "value"):
+        assert (grads[name][..., 60:, :] == 0).all(), name
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_query_that_sees_nothing_may_hold_anything(bad):
+    """Its row is empty: the output row and all gradients are as if it were finite."""
+    tensors, _ = inputs(Case(lq=5))
+    mask = (torch.arange(5) != 3)[:, None]
+    clean_results, clean_grads = gradients(tensors, {"mask": mask})
+    tensors["query"][..., 3, :] = bad
+    results, grads = gradients(tensors, {"mask": mask})
+    for name, x in {**results, **grads}.items():
+        assert_same_bits(x, {**clean_results, **clean_grads}[name], name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ("query", "key", "value"))
+def test_a_visible_nan_shows(name, dtype):
+    """In the rows that see it and in no other."""
+    tensors, _ = inputs(Case(dtype=dtype, lq=40, lk=40, d=16))
+    tensors[name][0, 1, 20, 3] = math.nan
+    output, weights = mha_ext.attention(**tensors, is_causal=True)
+    rows = torch.zeros(2, 2, 40, dtype=torch.bool)
+    rows[0, 1, 20 if name == "query" else slice(20, None)] = True
+    if name == "query":
+        rows[0, 1, 21:] = False
+    assert torch.equal(torch.isnan(output).any(-1), rows)
+    assert torch.equal(torch.isnan(weights).any(-1), rows & (name != "value"))
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("size", (1e2, 1e4, 1e6, 1e8))
+def test_large_logits(size, dtype):
+    """Scores up to `size`, all powers of two apart, so that each row's winner is beyond doubt: weights are one-hot, exactly.
+
+    A backward from the log-sum alone goes wrong here; row max and row sum kept apart stay right.
+    """
+    lq, lk = 6, 9
+    power = 2.0 ** int(math.log2(size))
+    winner = torch.tensor([0, 8, 3, 3, 5, 1])
+    key = torch.eye(lk, dtype=dtype)[None, None]
+    query = (torch.full((lq, lk), 0.5) + torch.nn.functional.one_hot(winner, lk) * 0.5).to(dtype)[None, None] * power
+    value = torch.randn(1, 1, lk, 5).to(dtype)
+    tensors = {"query": query, "key": key, "value": value}
+    results, grads = gradients(tensors, {"scale": 1.0})
+    one_hot = torch.nn.functional.one_hot(winner, lk).to(dtype)
+    if size >= 1e4:  # exp(-size / 2) is zero in every dtype
+        assert torch.equal(results["weights"][0, 0], one_hot)
+        assert torch.equal(results["output"][0, 0], value[0, 0, winner])
+        assert (grads["query"] == 0).all()
+        assert torch.equal(grads["value"][0, 0], one_hot.sum(0)[:, None].expand(lk, 5))
+    assert all(torch.isfinite(g).all() for g in grads.values())
+
+
+@pytest.mark.parametrize("size", (5e4, 5e8))
+def test_ties_at_large_logits(size):
+    """All visible scores equal and huge: the weights are uniform and the gradients those of the uniform row."""
+    query, key = torch.full((1, 1, 4, 8), size), torch.ones(1, 1, 16, 8)
+    value = torch.randn(1, 1, 16, 3)
+    results, grads = gradients({"query": query, "key": key, "value": value}, {"scale": 1.0}, through=("output",))
+    assert torch.equal(results["weights"], torch.full((1, 1, 4, 16), 1 / 16))
+    assert torch.equal(grads["value"], torch.full((1, 1, 16, 3), 4 / 16))
+
+
+@pytest.mark.parametrize("scale", (0.0, -1.0, -1e-3))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scale_zero_and_negative_with_causal(scale, dtype):
+    check_attention(Case(dtype=dtype, scale=scale, is_causal=True, lq=20, lk=20))
+
+
+def test_scale_zero_is_a_running_mean():
+    tensors, _ = inputs(Case(lq=8, lk=8))
+    weights = mha_ext.attention(**tensors, scale=0.0, is_causal=True)[1]
+    want = torch.tril(torch.ones(8, 8)) / torch.arange(1, 9)[:, None]
+    assert torch.equal(weights, want.expand(2, 2, 8, 8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_offsets_past_32_bits(dtype):
+    """Views whose strides pass 2^31 elements, over a storage of that address range but few touched pages."""
+    step = 2**31 + 8
+    storage = torch.empty(step + 64, dtype=dtype)  # never written as a whole: the system gives pages on first touch
+    small = torch.randn(2, 1, 3, 8).to(dtype)
+    far = storage.as_strided((2, 1, 3, 8), (step, 8, 8, 1))
+    far.copy_(small)
+    for got, want in zip(mha_ext.attention(far, far, far), mha_ext.attention(small, small, small), strict=True):
+        assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("zero", ("rows", "heads", "batch"))
+def test_stride_zero_with_a_huge_size_of_one(zero):
+    """Size-1 dimensions may carry any stride, even one that would leave the storage."""
+    tensors, _ = inputs(Case(batch=(1,), heads=1, lq=1, lk=1))
+    dim = {"batch": 0, "heads": 1, "rows": 2}[zero]
+    wild = {n: x.as_strided(x.shape, [2**62 if d == dim else s for d, s in enumerate(x.stride())]) for n, x in tensors.items()}
+    for got, want in zip(mha_ext.attention(**wild), mha_ext.attention(**tensors), strict=True):
+        assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("big", (2**31, 2**62, 2**63 - 1))
+def test_window_sides_of_any_size(big):
+    tensors, _ = inputs(Case(lq=6, lk=6))
+    want = mha_ext.attention(**tensors, is_causal=True)
+    for window in ((big, 0), (big, big)):
+        for got, right in zip(mha_ext.attention(**tensors, window=window, is_causal=True), want, strict=True):
+            assert_same_bits(got, right)
+
+
+@pytest.mark.parametrize("offset", (2**31, -(2**31), 2**62, -(2**62)))
+def test_causal_offsets_of_any_size(offset):
+    tensors, _ = inputs(Case(lq=6, lk=6))
+    weights = mha_ext.attention(**tensors, is_causal=True, causal_offset=offset)[1]
+    want = mha_ext.attention(**tensors)[1] if offset > 0 else torch.zeros_like(weights)
+    assert_same_bits(weights, want)
+
+
+def test_key_lengths_past_the_end_hide_nothing():
+    tensors, _ = inputs(Case())
+    got = mha_ext.attention(**tensors, key_lengths=torch.tensor([7, 2**40]))[1]
+    assert_same_bits(got, mha_ext.attention(**tensors)[1])
+
+
+@pytest.mark.parametrize("dtype", (torch.int32, torch.int64, torch.uint8, torch.int16), ids=str)
+def test_lengths_and_offsets_of_any_integer_dtype(dtype):
+    tensors, _ = inputs(Case(lq=6, lk=6))
+    got = mha_ext.attention(**tensors, is_causal=True, causal_offset=torch.tensor([1, 2]).to(dtype),
+                            key_lengths=torch.tensor([3, 6]).to(dtype))[1]
+    want = mha_ext.attention(**tensors, is_causal=True, causal_offset=torch.tensor([1, 2]), key_lengths=torch.tensor([3, 6]))[1]
+    assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("lk", (7, 70))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bias_of_minus_infinity_hides(dtype, lk):
+    """As an additive mask does elsewhere; a row of nothing but -inf is an empty row."""
+    case = Case(dtype=dtype, lk=lk, bias="full")
+    tensors, options = inputs(case)
+    options["bias"][..., ::2] = -math.inf
+    options["bias"][..., 1, :] = -math.inf
+    output, weights = mha_ext.attention(**tensors, **options)
+    masked = mha_ext.attention(**tensors, bias=torch.nan_to_num(options["bias"], neginf=0.0), mask=options["bias"] != -math.inf)
+    assert_same_bits(output, masked[0])
+    assert_same_bits(weights, masked[1])
+    results, grads = gradients({**tensors, "bias": options["bias"]}, {})
+    assert all(torch.isfinite(x).all() for x in (*results.values(), *grads.values()))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_half_precision_overflow_in_the_scores_stays_inside(dtype):
+    """Scores of 1e5 overflow float16 when stored; they must not turn into NaN while inputs and output fit."""
+    query = torch.full((1, 1, 3, 64), 40.0).to(dtype)
+    key = torch.full((1, 1, 5, 64), 40.0).to(dtype)
+    value = torch.randn(1, 1, 5, 4).to(dtype)
+    results, grads = gradients({"query": query, "key": key, "value": value}, {"scale": 1.0})
+    assert torch.equal(results["weights"], torch.full((1, 1, 3, 5), 0.2).to(dtype))
+    assert all(torch.isfinite(x).all() for x in (*results.values(), *grads.values()))
+
+
+def autocast_like_sdpa(tensors, **options):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.nn.functional.scaled_dot_product_attention(*tensors.values(), **options).dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_autocast_follows_sdpa(dtype):
+    tensors, _ = inputs(Case(dtype=dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, weights = mha_ext.attention(**tensors)
+        twin = mha_ext.scaled_dot_product_attention(*tensors.values())
+    assert output.dtype == weights.dtype == twin.dtype == autocast_like_sdpa(tensors)
+    by_hand = mha_ext.attention(**{n: x.to(output.dtype) for n, x in tensors.items()})
+    assert_same_bits(output, by_hand[0])
+    assert_same_bits(weights, by_hand[1])
+
+
+def test_autocast_casts_every_float_input_and_returns_gradients_in_their_own_dtype():
+    case = Case(bias="heads", sinks=True)
+    tensors, options = inputs(case)
+    leaves = {**tensors, **options}
+    leaves = {n: x.requires_grad_() for n, x in leaves.items()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, _ = mha_ext.attention(**leaves)
+    assert output.dtype == torch.bfloat16
+    grads = torch.autograd.grad(output.float().sum(), list(leaves.values()))
+    assert [g.dtype for g in grads] == [torch.float32] * 5
+
+
+def test_autocast_brings_mixed_dtypes_together():
+    tensors, _ = inputs(Case())
+    tensors["value"] = tensors["value"].half()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert mha_ext.attention(**tensors)[0].dtype == autocast_like_sdpa(tensors) == torch.bfloat16
+
+
+def test_inputs_are_left_alone():
+    case = Case(mask="full", bias="full", sinks=True, key_lengths=True, causal_offset="tensor", is_causal=True, dropout=0.5)
+    tensors, options = inputs(case)
+    everything = {**tensors, **options}
+    before = {n: x.clone() for n, x in everything.items() if torch.is_tensor(x)}
+    mha_ext.attention(**everything, dropout=0.5)
+    for name, x in before.items():
+        assert torch.equal(everything[name], x), name
+
+
+def test_output_keeps_the_blhd_layout():
+    """Inputs that are views of (B, L, H, D) give an output that is one: the projection after it needs no copy."""
+    tensors, _ = inputs(Case(layout="blhd", lq=9))
+    output, _ = mha_ext.attention(**tensors)
+    assert output.transpose(1, 2).is_contiguous()
