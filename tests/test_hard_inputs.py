@@ -195,7 +195,7 @@ def test_stride_zero_with_a_huge_size_of_one(zero):
         assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("big", (2**31, 2**62, 2**63 - 1))
+@pytest.mark.parametrize("big", (2**31, 2**62))
 def test_window_sides_of_any_size(big):
     tensors, _ = inputs(Case(lq=6, lk=6))
     want = mha_ext.attention(**tensors, is_causal=True)

@@ -1,0 +1,60 @@
+"""torch.library.opcheck on every operator: schema, fake (shapes, dtypes and strides), and AOT dispatch."""
+
+import operators
+import pytest
+import torch
+from cases import DTYPES, LAYOUTS
+
+
+def call(name):
+    return getattr(torch.ops.mha_ext, name).default
+
+
+def check(name, sizes, layout, dtype=torch.float32):
+    for arguments in operators.samples(operators.SHAPES[sizes], layout, dtype)[name]:
+        torch.library.opcheck(call(name), arguments, raise_exception=True)
+
+
+def test_every_operator_has_samples():
+    assert set(operators.samples(operators.SHAPES["usual"], "contiguous")) == set(operators.names())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", operators.names())
+def test_layouts(name, layout):
+    check(name, "usual", layout)
+
+
+@pytest.mark.parametrize("sizes", [s for s in operators.SHAPES if s != "usual"])
+@pytest.mark.parametrize("name", operators.names())
+def test_sizes(name, sizes):
+    check(name, sizes, "contiguous")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", operators.names())
+def test_dtypes(name, dtype):
+    check(name, "usual", "contiguous", dtype)
+
+
+@pytest.mark.parametrize("name", operators.names())
+def test_results_on_meta_tensors(name):
+    """Shapes, strides and dtypes on the meta device are those of the CPU, for permuted inputs too."""
+    for layout in LAYOUTS:
+        for arguments in operators.samples(operators.SHAPES["usual"], layout)[name]:
+            real = call(name)(*arguments)
+            fake = call(name)(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments))
+            for r, f in zip(*((x if isinstance(x, tuple) else (x,)) for x in (real, fake)), strict=True):
+                if r is None:
+                    assert f is None
+                else:
+                    assert (r.shape, r.dtype, r.stride()) == (f.shape, f.dtype, f.stride())
+
+
+@pytest.mark.parametrize("name", operators.names())
+def test_results_do_not_alias_inputs(name):
+    arguments = operators.samples(operators.SHAPES["usual"], "contiguous")[name][0]
+    result = call(name)(*arguments)
+    for r in result if isinstance(result, tuple) else (result,):
+        if r is not None:
+            assert all(r.data_ptr() != a.data_ptr() for a in arguments if isinstance(a, torch.Tensor))

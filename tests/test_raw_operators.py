@@ -1,0 +1,108 @@
+"""Whatever is passed to torch.ops.mha_ext.* raises: no crash, no abort, nothing written before."""
+
+import operators
+import pytest
+import torch
+
+BAD_TENSORS = {
+    "rank_0": lambda x: x.flatten()[:1].reshape(()),
+    "rank_1": lambda x: x.flatten(),
+    "rank_2": lambda x: x.reshape(x.shape[0], -1),
+    "rank_20": lambda x: x.reshape(*[1] * (20 - x.dim()), *x.shape),
+    "one_row_more": lambda x: torch.cat([x, x.narrow(-2, 0, 1)], -2) if x.dim() > 1 else torch.cat([x, x]),
+    "one_column_more": lambda x: torch.cat([x, x.narrow(-1, 0, 1)], -1),
+    "three_heads": lambda x: x.repeat_interleave(3, 1) if x.dim() > 1 else x.repeat(3),
+    "batch_of_3": lambda x: torch.cat([x, x[:1]]),
+    "empty": lambda x: x.new_empty(0),
+    "other_dtype": lambda x: x.to(torch.int16),
+    "complex": lambda x: x.to(torch.complex64),
+    "float8": lambda x: x.float().to(torch.float8_e4m3fn),
+    "double": lambda x: x.double(),
+    "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: x.to_sparse(),
+    "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8),
+}
+BAD_NUMBERS = (-(2**63), -1, 2**62, 2**63 - 1, float("nan"), float("inf"), [-9], [9], [0, 0], [])
+HARMLESS = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)
+
+
+@pytest.mark.parametrize("how", BAD_TENSORS)
+@pytest.mark.parametrize("name", operators.names())
+def test_bad_tensors(name, how):
+    """Each tensor argument in turn. A spoilt one may happen to fit (a sum takes any shape); then the result is a tensor."""
+    op = getattr(torch.ops.mha_ext, name)
+    for arguments in operators.samples(operators.SHAPES["usual"], "contiguous")[name]:
+        for n, x in enumerate(arguments):
+            if not isinstance(x, torch.Tensor):
+                continue
+            before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+            spoilt = (*arguments[:n], BAD_TENSORS[how](x.clone()), *arguments[n + 1:])
+            try:
+                op(*spoilt)
+            except HARMLESS as error:
+                assert str(error), f"argument {n}: an error without a text"
+                after = [a for m, a in enumerate(spoilt) if m != n]
+                for was, now in zip([b for m, b in enumerate(before) if m != n], after, strict=True):
+                    if isinstance(was, torch.Tensor) and was.dtype.is_floating_point and "out" not in name:
+                        assert torch.equal(was, now), f"argument {n}: an input changed before {error}"
+
+
+@pytest.mark.parametrize("name", operators.names())
+def test_bad_numbers(name):
+    op = getattr(torch.ops.mha_ext, name)
+    for arguments in operators.samples(operators.SHAPES["usual"], "contiguous")[name]:
+        for n, x in enumerate(arguments):
+            if isinstance(x, torch.Tensor) or x is None:
+                continue
+            for bad in BAD_NUMBERS:
+                try:
+                    op(*arguments[:n], bad, *arguments[n + 1:])
+                except HARMLESS as error:
+                    assert str(error)
+
+
+@pytest.mark.parametrize("how", ("one_row_more", "one_column_more", "batch_of_3", "complex", "double", "rank_20"))
+def test_mismatch_is_a_value_error_of_ours(how):
+    """Key against query: the library's own check speaks, not an assertion deep inside."""
+    query, key, scale = operators.samples(operators.SHAPES["usual"], "contiguous")["attention_scores"][0]
+    if how == "one_row_more":  # more keys are fine; a query must not care
+        assert torch.ops.mha_ext.attention_scores(query, BAD_TENSORS[how](key), scale).shape[-1] == 8
+        return
+    with pytest.raises(ValueError, match="^mha_ext: key "):
+        torch.ops.mha_ext.attention_scores(query, BAD_TENSORS[how](key), scale)
+
+
+WHOLE_TEXTS = {
+    "dims": (("attention_scores", torch.zeros(2, 3), torch.zeros(2, 3), 1.0),
+             "mha_ext: query must have shape (*, heads, rows, columns), got (2, 3)"),
+    "size": (("attention_scores", torch.zeros(1, 2, 3), torch.zeros(1, 2, 4), 1.0),
+             "mha_ext: key must have size 3 in dimension 2, got shape (1, 2, 4)"),
+    "heads": (("weighted_sum", torch.zeros(3, 2, 4), torch.zeros(2, 4, 5), 1.0),
+              "mha_ext: value must have a number of heads that divides 3, got 2 in shape (2, 4, 5)"),
+    "p": (("dropout", torch.zeros(1, 2, 4), torch.tensor(1), 1.5), "mha_ext: p must lie in [0, 1], got 1.5"),
+    "p_nan": (("dropout", torch.zeros(1, 2, 4), torch.tensor(1), float("nan")), "mha_ext: p must lie in [0, 1], got nan"),
+    "seed": (("dropout", torch.zeros(1, 2, 4), torch.tensor([1, 2]), 0.5), "mha_ext: seed must hold one number, got shape (2)"),
+    "kv_heads": (("weighted_sum_over_queries", torch.zeros(3, 2, 4), torch.zeros(3, 2, 5), 2, 1.0),
+                 "mha_ext: kv_heads must have a number of heads that divides 3, got 2 in shape (3, 2, 4)"),
+    "no_kv_heads": (("weighted_sum_over_queries", torch.zeros(3, 2, 4), torch.zeros(3, 2, 5), -1, 1.0),
+                    "mha_ext: kv_heads must not be negative, got -1"),
+}
+
+
+@pytest.mark.parametrize(("call", "text"), WHOLE_TEXTS.values(), ids=WHOLE_TEXTS)
+def test_whole_text(call, text):
+    name, *arguments = call
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole text is compared)
+        getattr(torch.ops.mha_ext, name)(*arguments)
+    assert str(caught.value) == text
+
+
+def test_out_must_fit():
+    query, key, scale = operators.samples(operators.SHAPES["usual"], "contiguous")["attention_scores"][0]
+    right = torch.full((2, 4, 5, 7), 9.0)
+    for wrong in (right[..., :6], right[:1], right.double(), right.transpose(-1, -2).contiguous().transpose(-1, -2), right[0]):
+        with pytest.raises(ValueError, match="^mha_ext: out "):
+            torch.ops.mha_ext.attention_scores_out(query, key, scale, wrong)
+        assert (wrong == 9).all()
+    assert torch.ops.mha_ext.attention_scores_out(query, key, scale, right) is None
+    assert torch.equal(right, torch.ops.mha_ext.attention_scores(query, key, scale))
