@@ -55,6 +55,11 @@ class Case:
     def score_shape(self):
         return self.shape(self.lq, self.lk)
 
+    @property
+    def longest_sum(self):
+        """Terms of the longest sum in forward or backward: over D, Dv, the keys, or for a bias all queries."""
+        return max(1, self.d, self.dv or 0, self.lk, math.prod(self.shape(self.lq, 1)))
+
     def generator(self, what):
         return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {what}".encode()))
 

@@ -45,6 +45,7 @@ class Expected:
         if case.dropout:
             torch.manual_seed(case.seed)
             drop = {"keep": case.keep(seed_drawn_from(torch.get_rng_state())), "dropout": case.dropout}
+        self.keep = drop.get("keep")
         self.grads = None
         if with_grads:
             out_shape = (*tensors["query"].shape[:-1], tensors["value"].shape[-1])

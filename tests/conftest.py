@@ -25,8 +25,12 @@ def isa(request):
 
 @pytest.fixture(autouse=True)
 def leave_torch_as_found():
-    """A fixed seed at the start; the thread count, the level and the default dtype restored at the end."""
+    """A fixed seed at the start; the thread count, the level and the default dtype restored at the end.
+
+    One thread: these inputs are small, and waking a second costs more than it does. test_determinism.py takes more.
+    """
     threads, level, dtype = torch.get_num_threads(), mha_ext.isa(), torch.get_default_dtype()
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)

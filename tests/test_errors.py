@@ -70,10 +70,10 @@ MASKS = [
     ("mask_device", lambda: attend(mask=torch.ones(5, 7, device="meta")), ValueError,
      "mask must be on the device of the inputs, cpu, got meta"),
     *((f"additive_mask_{str(dtype).removeprefix('torch.')}", lambda dtype=dtype: attend(mask=torch.full((5, 7), -2.0, dtype=dtype)),
-       ValueError, "mask must hold 0 (hidden) and non-zero (may attend), got the negative value -2: pass an additive mask as bias=")
+       ValueError, "mha_ext: mask must hold 0 (hidden) and non-zero (may attend), got the negative value -2: pass an additive mask as bias=")
       for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)),
     ("additive_mask_inf", lambda: attend(mask=torch.tensor([[0.0, -torch.inf, 0, 0, 0, 0, 0]])), ValueError,
-     "mask must hold 0 (hidden) and non-zero (may attend), got the negative value -inf: pass an additive mask as bias="),
+     "mha_ext: mask must hold 0 (hidden) and non-zero (may attend), got the negative value -inf: pass an additive mask as bias="),
     ("bias_not_a_tensor", lambda: attend(bias=1.0), TypeError, "bias must be a torch.Tensor, got float"),
     ("bias_dtype", lambda: attend(bias=torch.zeros(5, 7).double()), TypeError,
      "bias must have the dtype of query, torch.float32, got torch.float64"),
@@ -135,7 +135,7 @@ OTHERS = [
      "key must have size 8 in dimension -1 (the head size of query), got shape (2, 2, 7, 4)"),
     ("softmax_scores", lambda: mha_ext.masked_softmax(None), TypeError, "scores must be a torch.Tensor, got NoneType"),
     ("softmax_vector", lambda: mha_ext.masked_softmax(torch.zeros(3)), ValueError,
-     "scores must have shape (..., heads, queries, keys), (batch, queries, keys) or (queries, keys), got (3,)"),
+     "scores must have shape (..., heads, length, size), (batch, length, size) or (length, size), got (3,)"),
     ("softmax_bias_dtype", lambda: mha_ext.masked_softmax(SCORES, bias=SCORES.half()), TypeError,
      "bias must have the dtype of scores, torch.float32, got torch.float16"),
     ("weighted_sum_value", lambda: mha_ext.weighted_sum(SCORES, QUERY), ValueError,
@@ -161,7 +161,7 @@ OTHERS = [
     ("module_input", lambda: mha_ext.MultiHeadAttention(8, 2)(torch.zeros(2, 3, 6), torch.zeros(2, 3, 8), torch.zeros(2, 3, 8)),
      ValueError, "Q must have shape (batch, length, 8), got (2, 3, 6)"),
     ("isa_unknown", lambda: mha_ext.set_isa("mmx"), ValueError,
-     "unknown ISA level 'mmx': known are generic, avx2, avx512, avx512_bf16, amx_bf16"),
+     f"isa must be one of the levels this machine has ({', '.join(mha_ext.supported_isas())}), got 'mmx'"),
 ]
 
 

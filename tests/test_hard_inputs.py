@@ -244,8 +244,8 @@ def test_bias_of_minus_infinity_hides(dtype, lk):
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
-def test_half_precision_overflow_in_the_scores_stays_inside(dtype):
-    """Scores of 1e5 overflow float16 when stored; they must not turn into NaN while inputs and output fit."""
+def test_scores_beyond_the_range_of_float16(dtype):
+    """Scores of 102400 are finite, though float16 ends at 65504: while inputs and output fit, there is no NaN."""
     query = torch.full((1, 1, 3, 64), 40.0).to(dtype)
     key = torch.full((1, 1, 5, 64), 40.0).to(dtype)
     value = torch.randn(1, 1, 5, 4).to(dtype)
@@ -298,10 +298,3 @@ def test_inputs_are_left_alone():
     mha_ext.attention(**everything, dropout=0.5)
     for name, x in before.items():
         assert torch.equal(everything[name], x), name
-
-
-def test_output_keeps_the_blhd_layout():
-    """Inputs that are views of (B, L, H, D) give an output that is one: the projection after it needs no copy."""
-    tensors, _ = inputs(Case(layout="blhd", lq=9))
-    output, _ = mha_ext.attention(**tensors)
-    assert output.transpose(1, 2).is_contiguous()
