@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 # Enough rows and keys that work is split: 3 batch entries, 4 heads, several tiles each way.
 CASES = {
-    "plain": Case(batch=(3,), heads=4, lq=130, lk=150, d=40),
+    "plain": Case(batch=(3,), heads=4, lq=70, lk=90, d=40),
     "all": Case(batch=(3,), heads=4, kv_heads=2, lq=70, lk=90, d=24, dv=40, mask="full", bias="per_key", sinks=True, softcap=2.0,
                 key_lengths=True, is_causal=True, causal_offset="lower_right", layout="blhd"),
     "one_query": Case(batch=(1,), heads=2, lq=1, lk=2000, d=64),
@@ -34,8 +34,8 @@ def results(case, dtype, threads):
     return dict(zip(names, (output, weights, *grads), strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "dtype"), [*((n, torch.float32) for n in CASES), *(("all", d) for d in DTYPES if d != torch.float32)],
+                         ids=str)
 def test_threads(name, dtype):
     one = results(CASES[name], dtype, 1)
     for threads in (2, 3):
@@ -43,10 +43,10 @@ def test_threads(name, dtype):
             assert_same_bits(x, one[key], f"{name}, {key}, {threads} threads against 1")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ("all", "one_query"))
 def test_runs(name):
     first = results(CASES[name], torch.float32, 2)
-    for _ in range(3):
+    for _ in range(2):
         for key, x in results(CASES[name], torch.float32, 2).items():
             assert_same_bits(x, first[key], f"{name}, {key}, a later run")
 
@@ -61,7 +61,7 @@ def test_a_batch_entry_does_not_depend_on_its_neighbours():
         assert_same_bits(a, b[:1].contiguous())
 
 
-@pytest.mark.parametrize("shape", ((), (1,), (150,), (130, 1), (4, 1, 1), (3, 1, 1, 150), (1, 4, 130, 1)), ids=str)
+@pytest.mark.parametrize("shape", ((), (1,), (90,), (70, 1), (4, 1, 1), (3, 1, 1, 90), (1, 4, 70, 1)), ids=str)
 def test_bias_gradient_of_any_shape(shape):
     """Summed over the broadcast dimensions in a fixed order, for any number of threads."""
     case = CASES["plain"]

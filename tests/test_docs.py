@@ -1,0 +1,62 @@
+"""What the documentation shows runs: Python blocks of README.md and docs/*.md, and the docstrings' examples."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import mha_ext
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = sorted(m.name for m in pkgutil.walk_packages(mha_ext.__path__, "mha_ext.") if not m.name.rpartition(".")[2].startswith("_"))
+PUBLIC = [name for name in mha_ext.__all__ if name != "reference"]
+
+
+def blocks(page):
+    """The text of each ```python block with the line it starts on."""
+    text = page.read_text()
+    return [(text[: m.start()].count("\n") + 2, m.group(1)) for m in re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page, tmp_path, monkeypatch):
+    """The blocks of one page run in order in one namespace, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for line, code in blocks(page):
+        torch.manual_seed(0)
+        source = "\n" * (line - 1) + code
+        if ">>>" in code:
+            test = doctest.DocTestParser().get_doctest(code, namespace, page.name, str(page), line)
+            assert doctest.DocTestRunner(verbose=False).run(test).failed == 0, f"{page.name}:{line}"
+        else:
+            exec(compile(source, str(page), "exec"), namespace)
+
+
+def test_readme_shows_something():
+    assert blocks(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("name", ["mha_ext", *MODULES])
+def test_doctests(name):
+    torch.manual_seed(0)
+    outcome = doctest.testmod(importlib.import_module(name), verbose=False)
+    assert outcome.failed == 0
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_documented_with_an_example(name):
+    text = getattr(mha_ext, name).__doc__
+    assert text, f"{name} has no docstring"
+    assert ">>>" in text, f"{name} shows no example"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
