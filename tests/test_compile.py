@@ -63,6 +63,21 @@ def test_dynamic_shapes(backend):
             assert_rounding_only(grads, right, leaves, str(case))
 
 
+@pytest.mark.parametrize("training", (False, True))
+def test_one_tensor_as_query_key_and_value(training):
+    """Self-attention passes the same tensor three times; its gradient is the sum of the three."""
+    function = next(f for f in differentiable.ALL if f.name == "plain")
+    x = function.inputs[0].detach().requires_grad_(training)
+
+    def call(x):
+        return mha_ext.attention(x, x, x, is_causal=True)
+
+    got, want = torch.compile(call, backend="aot_eager", fullgraph=True)(x), call(x)
+    assert_rounding_only(got, want, (x, x, x))
+    if training:
+        assert_rounding_only(*(torch.autograd.grad(loss_of(r), x) for r in (got, want)), (x, x, x))
+
+
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
 def test_dropout(backend):
     """A compiled call with dropout: rows that were kept, scaled, and a backward that uses the forward's bits."""
