@@ -110,7 +110,9 @@ class Case:
         return {"one": (1,), "shared": full[-2:]}.get(kind, full)
 
     def build_mask(self):
-        kept = torch.rand(self.broadcast_shape(self.mask), generator=self.generator("mask")) < (1 if self.mask == "one" else 0.7)
+        kept = torch.rand(self.broadcast_shape(self.mask), generator=self.generator("mask")) < (
+            1 if self.mask == "one" else 0.7
+        )
         if self.mask == "float":
             return kept.float()
         if self.mask == "int64":
@@ -141,9 +143,7 @@ def pairwise(seed=0, **axes):
     rng = random.Random(seed)
     names = list(axes)
     index = {name: range(len(values)) for name, values in axes.items()}
-    missing = {
-        (a, i, b, j) for a, b in itertools.combinations(names, 2) for i in index[a] for j in index[b]
-    }
+    missing = {(a, i, b, j) for a, b in itertools.combinations(names, 2) for i in index[a] for j in index[b]}
 
     def pairs(row):
         return {(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2)}

@@ -2,12 +2,13 @@
 
 import functools
 
-import mha_ext
 import oracle
 import torch
 import torch_same_dtype
 from magnitudes import AttentionMagnitudes
 from tolerances import assert_close
+
+import mha_ext
 
 
 def seed_drawn_from(generator_state):
@@ -30,8 +31,9 @@ def run(attention, tensors, options, grads):
     pairs = [(r, g) for r, g in pairs if r.requires_grad]
     if not pairs:  # nothing but constants: no query rows, or every row empty
         return output, weights, {name: torch.zeros_like(x) for name, x in leaves.items()}
-    got = torch.autograd.grad([r for r, _ in pairs], list(leaves.values()), [g for _, g in pairs],
-                              allow_unused=True, materialize_grads=True)
+    got = torch.autograd.grad(
+        [r for r, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True, materialize_grads=True
+    )
     return output, weights, dict(zip(leaves, got, strict=True))
 
 
@@ -52,8 +54,9 @@ class Expected:
             through = case.randn("grad_weights", self.score_shape) if through_weights else None
             self.grads = (case.randn("grad_output", out_shape), through)
         self.want = run(lambda *a, **o: oracle.attention(*a, **o, **drop), self.tensors, self.options, self.grads)
-        self.plain = run(lambda *a, **o: torch_same_dtype.attention(*a, **o, **drop), finite(self.tensors),
-                         self.options, self.grads)
+        self.plain = run(
+            lambda *a, **o: torch_same_dtype.attention(*a, **o, **drop), finite(self.tensors), self.options, self.grads
+        )
         magnitudes = AttentionMagnitudes(**self.tensors, **self.options, **drop)
         self.magnitudes = {"output": magnitudes.output, "weights": magnitudes.weights}
         if with_grads:
@@ -68,8 +71,12 @@ class Expected:
         drop = {"dropout": self.case.dropout} if self.case.dropout else {}
         torch.manual_seed(self.case.seed)
         grads = self.grads if self.grads is None or need_weights else (self.grads[0], None)
-        got = run(lambda *a, **o: mha_ext.attention(*a, **o, **drop, need_weights=need_weights), self.tensors,
-                  self.options, grads)
+        got = run(
+            lambda *a, **o: mha_ext.attention(*a, **o, **drop, need_weights=need_weights),
+            self.tensors,
+            self.options,
+            grads,
+        )
         self.same("output", got[0], self.want[0], self.plain[0])
         if need_weights:
             self.same("weights", got[1], self.want[1], self.plain[1])
@@ -108,8 +115,11 @@ def check_step(step, case, tensors, options, magnitudes):
         leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
         result = getattr(module, step)(**leaves, **options)
         grad = case.randn("grad", result.shape).to(result.dtype)
-        grads = torch.autograd.grad(result, list(leaves.values()), grad, allow_unused=True, materialize_grads=True) \
-            if result.requires_grad else [torch.zeros_like(x) for x in leaves.values()]
+        grads = (
+            torch.autograd.grad(result, list(leaves.values()), grad, allow_unused=True, materialize_grads=True)
+            if result.requires_grad
+            else [torch.zeros_like(x) for x in leaves.values()]
+        )
         return {"result": result, **dict(zip(leaves, grads, strict=True))}
 
     got, want, plain = (run_step(module) for module in (mha_ext, oracle, torch_same_dtype))

@@ -2,13 +2,41 @@
 
 import os
 
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a compiled kernel from an earlier build must not answer for this one
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = (
+    "1"  # a compiled kernel from an earlier build must not answer for this one
+)
 
-import mha_ext
 import pytest
 import torch
 
+import mha_ext
+
 LEVELS = list(dict.fromkeys(["generic", "avx2", "avx512", "avx512_bf16", "amx_bf16", *mha_ext.supported_isas()]))
+
+
+CORE = (
+    "scores",
+    "masked_softmax",
+    "weighted_sum",
+    "attention",
+    "dropout",
+    "gradients",
+    "hard_inputs",
+    "errors",
+    "modules",
+)
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "core: kernels and semantics, without compile, docs and the wider torch machinery"
+    )
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem.removeprefix("test_") in CORE:
+            item.add_marker("core")
 
 
 @pytest.fixture(params=LEVELS)

@@ -6,11 +6,12 @@ Shared by the tests of gradients, forward mode, torch.func and torch.compile.
 import dataclasses
 from collections.abc import Callable
 
-import mha_ext
 import torch
 import torch_same_dtype
 from cases import Case
 from compare import seed_drawn_from
+
+import mha_ext
 
 TINY = dict(dtype=torch.float64, lq=3, lk=4, d=3, dv=2)
 
@@ -78,8 +79,19 @@ ATTENTION = tuple(
         "gqa": dict(heads=4, kv_heads=2),
         "mask_value": dict(mask="full", is_causal=True, causal_offset=-1, mask_value=-1e9),
         "mask_value_small": dict(mask="full", bias="full", sinks=True, softcap=1.1, mask_value=-0.5),
-        "everything": dict(mask="full", bias="heads", is_causal=True, causal_offset="tensor", window=(2, 1), softcap=1.3,
-                           key_lengths=True, sinks=True, dropout=0.3, heads=2, kv_heads=1),
+        "everything": dict(
+            mask="full",
+            bias="heads",
+            is_causal=True,
+            causal_offset="tensor",
+            window=(2, 1),
+            softcap=1.3,
+            key_lengths=True,
+            sinks=True,
+            dropout=0.3,
+            heads=2,
+            kv_heads=1,
+        ),
         "two_dimensional": dict(batch=(), heads=None, mask="full"),
         "blhd": dict(layout="blhd"),
     }.items()
@@ -110,10 +122,18 @@ def steps():
         step_function("masked_softmax_mask_causal", softmax, {"scores": scores}, mask=mask, is_causal=True),
         step_function("masked_softmax_bias_softcap", softmax, {"scores": scores, "bias": bias}, softcap=0.8),
         step_function("masked_softmax_sinks", softmax, {"scores": scores, "sinks": sinks}, window=(1, 0)),
-        step_function("masked_softmax_all", softmax, {"scores": scores, "bias": bias, "sinks": sinks}, mask=mask, softcap=1.2,
-                      mask_value=-1.0),
+        step_function(
+            "masked_softmax_all",
+            softmax,
+            {"scores": scores, "bias": bias, "sinks": sinks},
+            mask=mask,
+            softcap=1.2,
+            mask_value=-1.0,
+        ),
         step_function("weighted_sum", "weighted_sum", {"weights": weights, "value": value}),
-        step_function("weighted_sum_gqa", "weighted_sum", {"weights": many_weights, "value": few_values}, enable_gqa=True),
+        step_function(
+            "weighted_sum_gqa", "weighted_sum", {"weights": many_weights, "value": few_values}, enable_gqa=True
+        ),
     )
 
 

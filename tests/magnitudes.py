@@ -62,11 +62,16 @@ class SoftmaxMagnitudes:
         dx_error = self.p_error.map(lambda e: e * size + p * row_sum(e * dp.abs()))
         dx_error = dx_error + dp_error.map(lambda e: p * (e + row_sum(p * e))) + dx.abs()
         if self.bias is not None:
-            grads["bias"] = Magnitudes(*(e.reshape(self.score_shape).sum_to_size(self.bias.shape) for e in dx_error.both))
+            grads["bias"] = Magnitudes(
+                *(e.reshape(self.score_shape).sum_to_size(self.bias.shape) for e in dx_error.both)
+            )
         if self.sinks is not None:
             p_sink = 1 - p.sum(-1)
-            rows = self.p_error.map(lambda e: p_sink * (e * dp.abs()).sum(-1)) + dp_error.map(
-                lambda e: p_sink * (p * e).sum(-1)) + self.x_error.map(lambda e: p_sink * (p * dp.abs() * (1 + e)).sum(-1))
+            rows = (
+                self.p_error.map(lambda e: p_sink * (e * dp.abs()).sum(-1))
+                + dp_error.map(lambda e: p_sink * (p * e).sum(-1))
+                + self.x_error.map(lambda e: p_sink * (p * dp.abs() * (1 + e)).sum(-1))
+            )
             grads["sinks"] = Magnitudes(*(e.sum((0, 2)) for e in rows.both))
         if self.softcap is None:
             return dx.abs(), dx_error, grads
@@ -77,9 +82,26 @@ class SoftmaxMagnitudes:
 class AttentionMagnitudes:
     """Magnitudes of output and weights, and from `backward` of every gradient, for one call."""
 
-    def __init__(self, query, key, value, mask=None, *, bias=None, is_causal=False, window=None, causal_offset=None,
-                 key_lengths=None, scale=None, softcap=None, sinks=None, enable_gqa=False, mask_value=-math.inf,
-                 keep=None, dropout=0.0):
+    def __init__(
+        self,
+        query,
+        key,
+        value,
+        mask=None,
+        *,
+        bias=None,
+        is_causal=False,
+        window=None,
+        causal_offset=None,
+        key_lengths=None,
+        scale=None,
+        softcap=None,
+        sinks=None,
+        enable_gqa=False,
+        mask_value=-math.inf,
+        keep=None,
+        dropout=0.0,
+    ):
         del enable_gqa
         self.shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
         self.q, k, v = clean(query), clean(key), clean(value)
@@ -91,8 +113,9 @@ class AttentionMagnitudes:
         see = visible(score_shape, mask, is_causal, window, causal_offset, key_lengths)
         s = scale * (self.q @ self.k.mT)
         s_error = Errors(s.abs(), self.scale * (self.q.abs() @ self.k.abs().mT))
-        self.softmax = SoftmaxMagnitudes(s, s_error, score_shape, see, bias=bias, softcap=softcap, sinks=sinks,
-                                         mask_value=mask_value)
+        self.softmax = SoftmaxMagnitudes(
+            s, s_error, score_shape, see, bias=bias, softcap=softcap, sinks=sinks, mask_value=mask_value
+        )
         self.drop = torch.ones(()).double()
         if keep is not None:
             self.drop = keep.double() / (1 - dropout) if dropout < 1 else torch.zeros(s.shape).double()
@@ -117,6 +140,7 @@ class AttentionMagnitudes:
 
     def over_keys(self, name, w_error, x):
         """W^T X summed over the query heads of each key head."""
+
         def reduce(w):
             y = w.mT @ x.abs()
             return y.unflatten(1, (self.kv_heads, -1)).sum(2) if y.shape[1] else y

@@ -4,8 +4,14 @@ import torch
 from cases import lay_out
 
 UNBOUNDED = 2**63 - 1
-SHAPES = {"usual": (2, 4, 5, 7, 3, 6), "one": (1, 1, 1, 1, 1, 1), "no_queries": (2, 2, 0, 7, 3, 2), "no_keys": (2, 2, 5, 0, 3, 2),
-          "no_batch": (0, 2, 5, 7, 3, 2), "no_width": (2, 2, 5, 7, 0, 0)}
+SHAPES = {
+    "usual": (2, 4, 5, 7, 3, 6),
+    "one": (1, 1, 1, 1, 1, 1),
+    "no_queries": (2, 2, 0, 7, 3, 2),
+    "no_keys": (2, 2, 5, 0, 3, 2),
+    "no_batch": (0, 2, 5, 7, 3, 2),
+    "no_width": (2, 2, 5, 7, 0, 0),
+}
 
 
 def names():
@@ -36,11 +42,14 @@ def samples(sizes, layout, dtype=torch.float32):
     everything = (mask, lengths, offsets, 3, 1, 1)
     return {
         "attention_scores": [(query, key, 0.5)],
-        "attention_scores_out": [(query, key, 0.5, torch.empty(batch, heads, lq, lk, dtype=dtype))],
+        "attention_scores_out": [(query, key, 0.5, torch.zeros(batch, heads, lq, lk, dtype=dtype))],
         "weighted_sum": [(weights, value, 1.0)],
-        "weighted_sum_out": [(weights, value, 1.0, torch.empty(batch, heads, lq, dv, dtype=dtype))],
+        "weighted_sum_out": [(weights, value, 1.0, torch.zeros(batch, heads, lq, dv, dtype=dtype))],
         "weighted_sum_over_queries": [(weights, x, kv_heads, 0.5), (weights, x, heads, 1.0)],
-        "masked_softmax": [(scores, None, None, *nothing, 0.0, float("-inf")), (scores, bias, sinks, *everything, 1.5, -3.0)],
+        "masked_softmax": [
+            (scores, None, None, *nothing, 0.0, float("-inf")),
+            (scores, bias, sinks, *everything, 1.5, -3.0),
+        ],
         "masked_softmax_backward": [
             (weights, scores, None, None, None, *nothing, 0.0, float("-inf"), False),
             (weights, scores, sink_rows, None, scores, *everything, 1.5, -3.0, True),

@@ -78,9 +78,25 @@ def stack_rows(rows, shape):
     return torch.stack(rows).reshape(shape) if rows else torch.zeros(shape, dtype=torch.float64)
 
 
-def attention(query, key, value, mask=None, *, bias=None, is_causal=False, window=None, causal_offset=None,
-              key_lengths=None, scale=None, softcap=None, sinks=None, enable_gqa=False, mask_value=-math.inf,
-              keep=None, dropout=0.0):
+def attention(
+    query,
+    key,
+    value,
+    mask=None,
+    *,
+    bias=None,
+    is_causal=False,
+    window=None,
+    causal_offset=None,
+    key_lengths=None,
+    scale=None,
+    softcap=None,
+    sinks=None,
+    enable_gqa=False,
+    mask_value=-math.inf,
+    keep=None,
+    dropout=0.0,
+):
     """(output, weights) in float64. `keep` is the (batch, head, Lq, Lk) dropout keep-mask that goes with `dropout`."""
     q, k, v = (as_heads(x.double()) for x in (query, key, value))
     batch, heads, lq, d = q.shape
@@ -122,8 +138,19 @@ def attention_scores(query, key, *, scale=None, enable_gqa=False):
     return scores.reshape(*query.shape[:-1], key.shape[-2])
 
 
-def masked_softmax(scores, mask=None, *, bias=None, is_causal=False, window=None, causal_offset=None, key_lengths=None,
-                   softcap=None, sinks=None, mask_value=-math.inf):
+def masked_softmax(
+    scores,
+    mask=None,
+    *,
+    bias=None,
+    is_causal=False,
+    window=None,
+    causal_offset=None,
+    key_lengths=None,
+    softcap=None,
+    sinks=None,
+    mask_value=-math.inf,
+):
     s = as_heads(scores.double())
     batch, heads, lq, lk = s.shape
     see = visible(scores.shape, mask, is_causal, window, causal_offset, key_lengths)
@@ -177,5 +204,5 @@ def keep_mask(seed, p, shape, *, batch0=0, head0=0, query0=0):
     lane = (j % np.uint64(8)).astype(np.int64)
     word = np.take_along_axis(words, (lane % 4)[None], axis=0)[0]
     field = np.where(lane < 4, word & np.uint64(0xFFFF), word >> np.uint64(16))
-    threshold = int(math.floor(p * 65536 + 0.5))
+    threshold = math.floor(p * 65536 + 0.5)
     return torch.from_numpy(field >= np.uint64(threshold))

@@ -1,18 +1,25 @@
 """mha_ext.attention against the float64 oracle: every option, dtype and layout, values and gradients, on every ISA level."""
 
 import cases
-import mha_ext
 import pytest
 import torch
 from cases import Case
 from compare import check_attention
 
+import mha_ext
+
 pytestmark = pytest.mark.usefixtures("isa")
 
 # Odd lengths on both sides of tile edges; head sizes around vector widths; value head sizes that differ.
 SIZES = (
-    dict(lq=1, lk=1, d=1), dict(lq=1, lk=65, d=64), dict(lq=17, lk=1, d=3), dict(lq=17, lk=63, d=31),
-    dict(lq=63, lk=17, d=8, dv=3), dict(lq=65, lk=65, d=65), dict(lq=5, lk=7, d=128, dv=64), dict(lq=3, lk=33, d=256, dv=1),
+    dict(lq=1, lk=1, d=1),
+    dict(lq=1, lk=65, d=64),
+    dict(lq=17, lk=1, d=3),
+    dict(lq=17, lk=63, d=31),
+    dict(lq=63, lk=17, d=8, dv=3),
+    dict(lq=65, lk=65, d=65),
+    dict(lq=5, lk=7, d=128, dv=64),
+    dict(lq=3, lk=33, d=256, dv=1),
 )
 OPTIONS = cases.pairwise(
     dtype=cases.DTYPES,
@@ -48,11 +55,18 @@ def test_any_options(case):
 LONG = cases.pairwise(
     dtype=cases.DTYPES,
     size=(dict(lq=197, lk=197, d=64), dict(lq=257, lk=65, d=31), dict(lq=63, lk=257, d=64, dv=65)),
-    options=({}, dict(is_causal=True), dict(mask="per_key", bias="heads"), dict(window=(31, 0), softcap=3.0, sinks=True)),
+    options=(
+        {},
+        dict(is_causal=True),
+        dict(mask="per_key", bias="heads"),
+        dict(window=(31, 0), softcap=3.0, sinks=True),
+    ),
 )
 
 
-@pytest.mark.parametrize("case", [Case(**r["size"], **r["options"], dtype=r["dtype"], batch=(1,)) for r in LONG], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(**r["size"], **r["options"], dtype=r["dtype"], batch=(1,)) for r in LONG], ids=str
+)
 def test_long(case):
     check_attention(case)
 
@@ -67,7 +81,7 @@ def test_leading_dimensions(heads, batch, dtype):
     check_attention(Case(dtype=dtype, batch=batch, heads=heads, mask="full", bias="heads", is_causal=True, dropout=0.3))
 
 
-@pytest.mark.parametrize("kv_heads", (1, 2, 3, 6))
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
 def test_grouped_heads(kv_heads):
     check_attention(Case(heads=6, kv_heads=kv_heads, mask="full", bias="full", sinks=True, layout="blhd"))
 
@@ -78,10 +92,21 @@ def test_layouts(layout, dtype):
     check_attention(Case(layout=layout, dtype=dtype, batch=(3,), lq=19, lk=33, d=24, kv_heads=1))
 
 
-ZERO_SIZES = (dict(batch=(0,)), dict(heads=0), dict(lq=0), dict(lk=0), dict(d=0), dict(dv=0), dict(lq=0, lk=0), dict(d=0, dv=0))
+ZERO_SIZES = (
+    dict(batch=(0,)),
+    dict(heads=0),
+    dict(lq=0),
+    dict(lk=0),
+    dict(d=0),
+    dict(dv=0),
+    dict(lq=0, lk=0),
+    dict(d=0, dv=0),
+)
 
 
-@pytest.mark.parametrize("options", ({}, dict(mask="full", bias="full", is_causal=True, sinks=True)), ids=("plain", "all"))
+@pytest.mark.parametrize(
+    "options", [{}, dict(mask="full", bias="full", is_causal=True, sinks=True)], ids=("plain", "all")
+)
 @pytest.mark.parametrize("sizes", ZERO_SIZES, ids=str)
 def test_zero_sizes(sizes, options):
     check_attention(Case(**sizes, **options))
@@ -97,7 +122,7 @@ def test_without_weights(case):
     check_attention(case, need_weights=False)
 
 
-@pytest.mark.parametrize("name", ("query", "key", "value", "bias", "sinks"))
+@pytest.mark.parametrize("name", ["query", "key", "value", "bias", "sinks"])
 def test_one_gradient_at_a_time(name):
     """A gradient for one input alone is the gradient one gets when all are wanted."""
     case = Case(mask="full", bias="heads", sinks=True, softcap=2.0)

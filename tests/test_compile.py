@@ -1,7 +1,6 @@
 """torch.compile(fullgraph=True) forward and training, dynamic shapes, torch.export: the eager results, without a graph break."""
 
 import differentiable
-import mha_ext
 import pytest
 import torch
 from cases import Case
@@ -9,10 +8,25 @@ from compare import expected
 from tolerances import assert_rounding_only
 from torch import func
 
+import mha_ext
+
 pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")]
 
-NAMES = ("plain", "mask", "bias_heads", "lower_right", "window", "softcap_bias", "sinks", "gqa", "mask_value_small", "blhd",
-         "masked_softmax_all", "attention_scores_gqa", "weighted_sum")
+NAMES = (
+    "plain",
+    "mask",
+    "bias_heads",
+    "lower_right",
+    "window",
+    "softcap_bias",
+    "sinks",
+    "gqa",
+    "mask_value_small",
+    "blhd",
+    "masked_softmax_all",
+    "attention_scores_gqa",
+    "weighted_sum",
+)
 FUNCTIONS = [f for f in differentiable.ALL if f.name in NAMES]
 FEW = [f for f in FUNCTIONS if f.name in ("plain", "softcap_bias", "blhd")]
 
@@ -42,17 +56,30 @@ def test_inductor(function):
 
 
 def with_everything(query, key, value, mask, bias, sinks, lengths):
-    return mha_ext.attention(query, key, value, mask, bias=bias, is_causal=True, causal_offset="lower_right", softcap=2.0,
-                             key_lengths=lengths, sinks=sinks, window=(4, None))
+    return mha_ext.attention(
+        query,
+        key,
+        value,
+        mask,
+        bias=bias,
+        is_causal=True,
+        causal_offset="lower_right",
+        softcap=2.0,
+        key_lengths=lengths,
+        sinks=sinks,
+        window=(4, None),
+    )
 
 
-@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_dynamic_shapes(backend):
     """One graph serves every length."""
     compiled = torch.compile(with_everything, backend=backend, fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for lq, lk in ((5, 7), (9, 6), (17, 30)):
-            case = Case(dtype=torch.float64, batch=(3,), lq=lq, lk=lk, mask="full", bias="heads", sinks=True, key_lengths=True)
+            case = Case(
+                dtype=torch.float64, batch=(3,), lq=lq, lk=lk, mask="full", bias="heads", sinks=True, key_lengths=True
+            )
             query, key, value, o = case.build()
             leaves = [x.requires_grad_() for x in (query, key, value)]
             given = (*leaves, o["mask"], o["bias"].requires_grad_(), o["sinks"].requires_grad_(), o["key_lengths"])
@@ -63,7 +90,7 @@ def test_dynamic_shapes(backend):
             assert_rounding_only(grads, right, leaves, str(case))
 
 
-@pytest.mark.parametrize("training", (False, True))
+@pytest.mark.parametrize("training", [False, True])
 def test_one_tensor_as_query_key_and_value(training):
     """Self-attention passes the same tensor three times; its gradient is the sum of the three."""
     function = next(f for f in differentiable.ALL if f.name == "plain")
@@ -78,7 +105,7 @@ def test_one_tensor_as_query_key_and_value(training):
         assert_rounding_only(*(torch.autograd.grad(loss_of(r), x) for r in (got, want)), (x, x, x))
 
 
-@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_dropout(backend):
     """A compiled call with dropout: rows that were kept, scaled, and a backward that uses the forward's bits."""
     query, key, value, _ = Case(dtype=torch.float64, lq=33, lk=40).build()
@@ -104,8 +131,8 @@ def test_aot_eager_draws_the_seed_eager_draws():
     assert torch.equal(torch.compile(call, backend="aot_eager", fullgraph=True)(query, key, value), eager)
 
 
-@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_low_precision_by_the_tolerance_rule(dtype, backend):
     case = Case(dtype=dtype, mask="full", is_causal=True, lq=20, lk=30, d=16)
     query, key, value, options = case.build()
@@ -115,7 +142,7 @@ def test_low_precision_by_the_tolerance_rule(dtype, backend):
         right.same(name, got, right.want[n], right.plain[n])
 
 
-@pytest.mark.parametrize("module", ("attention", "multi_head"))
+@pytest.mark.parametrize("module", ["attention", "multi_head"])
 def test_modules(module):
     layer = mha_ext.SelfAttention(0.0) if module == "attention" else mha_ext.MultiHeadAttention(16, 4, dropout=0.0)
     layer = layer.double()
@@ -152,8 +179,8 @@ class Exported(torch.nn.Module):
         return mha_ext.attention(query, key, value, mask, is_causal=True, softcap=3.0)
 
 
-@pytest.mark.parametrize("strict", (False, True))
-@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_export(strict, dynamic):
     def inputs(lq, lk):
         query, key, value, options = Case(dtype=torch.float64, batch=(3,), lq=lq, lk=lk, mask="full").build()

@@ -2,19 +2,35 @@
 
 import dataclasses
 
-import mha_ext
 import pytest
 import torch
 from cases import DTYPES, Case
 from tolerances import assert_same_bits
+
+import mha_ext
 
 pytestmark = pytest.mark.usefixtures("isa")
 
 # Enough rows and keys that work is split: 3 batch entries, 4 heads, several tiles each way.
 CASES = {
     "plain": Case(batch=(3,), heads=4, lq=70, lk=90, d=40),
-    "all": Case(batch=(3,), heads=4, kv_heads=2, lq=70, lk=90, d=24, dv=40, mask="full", bias="per_key", sinks=True, softcap=2.0,
-                key_lengths=True, is_causal=True, causal_offset="lower_right", layout="blhd"),
+    "all": Case(
+        batch=(3,),
+        heads=4,
+        kv_heads=2,
+        lq=70,
+        lk=90,
+        d=24,
+        dv=40,
+        mask="full",
+        bias="per_key",
+        sinks=True,
+        softcap=2.0,
+        key_lengths=True,
+        is_causal=True,
+        causal_offset="lower_right",
+        layout="blhd",
+    ),
     "one_query": Case(batch=(1,), heads=2, lq=1, lk=2000, d=64),
     "one_bias": Case(batch=(2,), heads=2, lq=100, lk=60, bias="one"),
 }
@@ -34,8 +50,11 @@ def results(case, dtype, threads):
     return dict(zip(names, (output, weights, *grads), strict=True))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*((n, torch.float32) for n in CASES), *(("all", d) for d in DTYPES if d != torch.float32)],
-                         ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((n, torch.float32) for n in CASES), *(("all", d) for d in DTYPES if d != torch.float32)],
+    ids=str,
+)
 def test_threads(name, dtype):
     one = results(CASES[name], dtype, 1)
     for threads in (2, 3):
@@ -43,7 +62,7 @@ def test_threads(name, dtype):
             assert_same_bits(x, one[key], f"{name}, {key}, {threads} threads against 1")
 
 
-@pytest.mark.parametrize("name", ("all", "one_query"))
+@pytest.mark.parametrize("name", ["all", "one_query"])
 def test_runs(name):
     first = results(CASES[name], torch.float32, 2)
     for _ in range(2):
@@ -61,7 +80,7 @@ def test_a_batch_entry_does_not_depend_on_its_neighbours():
         assert_same_bits(a, b[:1].contiguous())
 
 
-@pytest.mark.parametrize("shape", ((), (1,), (90,), (70, 1), (4, 1, 1), (3, 1, 1, 90), (1, 4, 70, 1)), ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (90,), (70, 1), (4, 1, 1), (3, 1, 1, 90), (1, 4, 70, 1)], ids=str)
 def test_bias_gradient_of_any_shape(shape):
     """Summed over the broadcast dimensions in a fixed order, for any number of threads."""
     case = CASES["plain"]
@@ -71,7 +90,7 @@ def test_bias_gradient_of_any_shape(shape):
         torch.set_num_threads(threads)
         bias = torch.zeros(shape, requires_grad=True)
         output, weights = mha_ext.attention(query, key, value, bias=bias)
-        loss = (output.square().sum() + weights.square().sum())
+        loss = output.square().sum() + weights.square().sum()
         grads.append(torch.autograd.grad(loss, bias)[0])
     assert grads[0].shape == shape
     for grad in grads[1:]:

@@ -6,20 +6,26 @@ import pkgutil
 import re
 from pathlib import Path
 
-import mha_ext
 import pytest
 import torch
 
+import mha_ext
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MODULES = sorted(m.name for m in pkgutil.walk_packages(mha_ext.__path__, "mha_ext.") if not m.name.rpartition(".")[2].startswith("_"))
+MODULES = sorted(
+    m.name for m in pkgutil.walk_packages(mha_ext.__path__, "mha_ext.") if not m.name.rpartition(".")[2].startswith("_")
+)
 PUBLIC = [name for name in mha_ext.__all__ if name != "reference"]
 
 
 def blocks(page):
     """The text of each ```python block with the line it starts on."""
     text = page.read_text()
-    return [(text[: m.start()].count("\n") + 2, m.group(1)) for m in re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S)]
+    return [
+        (text[: m.start()].count("\n") + 2, m.group(1))
+        for m in re.finditer(r"^```python\n(.*?)^```", text, re.M | re.S)
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

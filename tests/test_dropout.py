@@ -1,6 +1,5 @@
 """Dropout: bits from Philox4x32-10 at (batch, head, query, key), whatever the call looks like around them."""
 
-import mha_ext
 import oracle
 import pytest
 import torch
@@ -8,6 +7,8 @@ from cases import DTYPES, Case, lay_out
 from compare import check_attention, seed_drawn_from
 from tolerances import assert_same_bits
 from torch import nn
+
+import mha_ext
 
 SHAPE = (2, 3, 17, 41)  # batch, head, query, key
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x0123456789ABCDEF)
@@ -22,8 +23,11 @@ def dropped(weights, seed, p):
     [
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
-         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
     ],
     ids=("zeros", "ones", "pi"),
 )
@@ -32,7 +36,7 @@ def test_oracle_gives_the_published_vectors(counter, key, words):
     assert oracle.philox(counter, key) == words
 
 
-@pytest.mark.parametrize("p", (0.1, 0.25, 0.5, 0.999, 1e-6))
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.999, 1e-6])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bits(isa, seed, p):
     want = oracle.keep_mask(seed, p, SHAPE)
@@ -45,7 +49,9 @@ def test_kept_weights_are_scaled_exactly(isa, dtype):
     weights = torch.randn(SHAPE, dtype=torch.float64).to(dtype)
     p = 0.3
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    want = torch.where(oracle.keep_mask(7, p, SHAPE), weights.to(wide) * torch.tensor(1 / (1 - p), dtype=wide), 0).to(dtype)
+    want = torch.where(oracle.keep_mask(7, p, SHAPE), weights.to(wide) * torch.tensor(1 / (1 - p), dtype=wide), 0).to(
+        dtype
+    )
     got = dropped(weights, 7, p)
     assert torch.equal(got, want), f"ISA {isa}: off by up to {(got.double() - want.double()).abs().max()}"
 
@@ -58,7 +64,7 @@ def test_float32_equals_nn_functional_dropout_on_kept_weights(isa):
     assert torch.equal(theirs[both], ours[both]), f"ISA {isa}"
 
 
-@pytest.mark.parametrize("layout", ("blhd", "permuted", "strided"))
+@pytest.mark.parametrize("layout", ["blhd", "permuted", "strided"])
 def test_bits_do_not_depend_on_strides(isa, layout):
     weights = torch.randn(SHAPE)
     assert_same_bits(dropped(lay_out(weights, layout), 5, 0.4), dropped(weights, 5, 0.4), f"ISA {isa}")
@@ -68,14 +74,18 @@ def test_bits_do_not_depend_on_sizes(isa):
     """A smaller call sees the corner of the larger one."""
     large = dropped(torch.ones(3, 4, 70, 150), 11, 0.5)
     for b, h, i, j in ((1, 1, 1, 1), (2, 3, 17, 41), (3, 4, 70, 149), (1, 4, 33, 8)):
-        assert_same_bits(dropped(torch.ones(b, h, i, j), 11, 0.5), large[:b, :h, :i, :j].contiguous(), f"ISA {isa} {b, h, i, j}")
+        assert_same_bits(
+            dropped(torch.ones(b, h, i, j), 11, 0.5), large[:b, :h, :i, :j].contiguous(), f"ISA {isa} {b, h, i, j}"
+        )
 
 
 def test_leading_dimensions_count_as_one_batch(isa):
-    assert_same_bits(dropped(torch.ones(2, 3, 2, 5, 9), 1, 0.5).flatten(0, 1), dropped(torch.ones(6, 2, 5, 9), 1, 0.5), isa)
+    assert_same_bits(
+        dropped(torch.ones(2, 3, 2, 5, 9), 1, 0.5).flatten(0, 1), dropped(torch.ones(6, 2, 5, 9), 1, 0.5), isa
+    )
 
 
-@pytest.mark.parametrize("threads", (1, 2, 3))
+@pytest.mark.parametrize("threads", [1, 2, 3])
 def test_bits_do_not_depend_on_threads(threads):
     torch.set_num_threads(threads)
     assert torch.equal(dropped(torch.ones(4, 4, 64, 64), 2, 0.3) != 0, oracle.keep_mask(2, 0.3, (4, 4, 64, 64)))
@@ -87,7 +97,7 @@ def test_heads_batches_and_seeds_differ():
     assert len({tuple(row.tolist()) for row in rows != 0}) == 120
 
 
-@pytest.mark.parametrize("p", (0.05, 0.5, 0.9))
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
 def test_drop_rate(p):
     """The rate is round(p * 65536) / 65536; over n draws it may stray by the binomial's five standard deviations."""
     n = 1 << 20

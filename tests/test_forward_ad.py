@@ -1,13 +1,14 @@
 """Forward mode: dual numbers through each operator and each option, and forward over reverse."""
 
 import differentiable
-import mha_ext
 import pytest
 import torch
 from cases import Case
 from tolerances import assert_rounding_only
 from torch.autograd import forward_ad as fwAD
 from torch.autograd import gradcheck, gradgradcheck
+
+import mha_ext
 
 every_function = pytest.mark.parametrize("function", differentiable.ALL, ids=str)
 
@@ -19,8 +20,15 @@ def test_gradcheck_forward(function):
 
 @pytest.mark.parametrize("function", differentiable.WITHOUT_DROPOUT, ids=str)
 def test_gradcheck_batched_forward(function):
-    assert gradcheck(function.call, function.leaves(), check_forward_ad=True, check_backward_ad=False,
-                     check_batched_forward_grad=True, check_batched_grad=False, fast_mode=True)  # vmaps the whole call; random calls may not be vmapped there
+    assert gradcheck(
+        function.call,
+        function.leaves(),
+        check_forward_ad=True,
+        check_backward_ad=False,
+        check_batched_forward_grad=True,
+        check_batched_grad=False,
+        fast_mode=True,
+    )  # vmaps the whole call; random calls may not be vmapped there
 
 
 @every_function
@@ -28,7 +36,7 @@ def test_forward_over_reverse(function):
     assert gradgradcheck(function.call, function.leaves(), check_fwd_over_rev=True, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", ("query", "key", "value", "bias", "sinks"))
+@pytest.mark.parametrize("name", ["query", "key", "value", "bias", "sinks"])
 def test_tangent_on_one_input_alone(name):
     """A tangent on one input reaches both results, except value's, which cannot reach the weights."""
     case = Case(**differentiable.TINY, mask="full", bias="heads", sinks=True, softcap=1.5)
@@ -58,7 +66,7 @@ def test_no_tangent_no_cost_in_accuracy():
     assert all(torch.equal(a, b) for a, b in zip(outside, inside, strict=True))
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_tangent_has_the_dtype_of_the_input(dtype):
     query, key, value, _ = Case(dtype=dtype).build()
     with fwAD.dual_level():
@@ -77,5 +85,7 @@ def test_tangent_and_gradient_together():
     with fwAD.dual_level():
         slope = fwAD.unpack_dual(function.call(fwAD.make_dual(query, tangent), key, value)[0]).tangent
         got = torch.autograd.grad(slope.sin().sum(), (query, key, value))
-    slope = torch.autograd.functional.jvp(lambda q: function.plain(q, key, value)[0], query, tangent, create_graph=True)[1]
+    slope = torch.autograd.functional.jvp(
+        lambda q: function.plain(q, key, value)[0], query, tangent, create_graph=True
+    )[1]
     assert_rounding_only(got, torch.autograd.grad(slope.sin().sum(), (query, key, value)), function.inputs)

@@ -3,13 +3,14 @@
 import dataclasses
 
 import differentiable
-import mha_ext
 import pytest
 import torch
 from cases import Case
 from tolerances import assert_rounding_only
 from torch import func
 from torch.autograd import forward_ad as fwAD
+
+import mha_ext
 
 every_function = pytest.mark.parametrize("function", differentiable.ALL, ids=str)
 
@@ -29,7 +30,9 @@ def arguments(function):
 
 @every_function
 def test_grad(function):
-    got, want = (func.grad(loss_of(f), argnums=arguments(function))(*function.inputs) for f in (function.call, function.plain))
+    got, want = (
+        func.grad(loss_of(f), argnums=arguments(function))(*function.inputs) for f in (function.call, function.plain)
+    )
     assert_rounding_only(got, want, function.inputs, str(function))
 
 
@@ -55,7 +58,10 @@ def test_jacrev_and_jacfwd_agree(function):
         results = function.call(*inputs)
         return results[0] if isinstance(results, tuple) else results
 
-    by_rows, by_columns = func.jacrev(vector, 0)(*function.inputs), func.jacfwd(vector, 0, randomness="same")(*function.inputs)
+    by_rows, by_columns = (
+        func.jacrev(vector, 0)(*function.inputs),
+        func.jacfwd(vector, 0, randomness="same")(*function.inputs),
+    )
     assert_rounding_only(by_rows, by_columns, function.inputs, str(function))
 
 
@@ -65,7 +71,7 @@ def test_hessian(function):
     assert_rounding_only(got, want, function.inputs, str(function))
 
 
-@pytest.mark.parametrize("name", ("dropout", "everything"))
+@pytest.mark.parametrize("name", ["dropout", "everything"])
 def test_hessian_with_dropout(name):
     """func.hessian has no `randomness`; written out it is jacfwd over jacrev, of the plain function jacrev over jacrev."""
     function = next(f for f in differentiable.ATTENTION if f.name == name)
@@ -91,7 +97,9 @@ def test_reverse_over_forward(function):
     def slope(call):
         return lambda *inputs: func.jvp(loss_of(call), inputs, tangents)[1]
 
-    got, want = (func.grad(slope(f), argnums=arguments(function))(*function.inputs) for f in (function.call, function.plain))
+    got, want = (
+        func.grad(slope(f), argnums=arguments(function))(*function.inputs) for f in (function.call, function.plain)
+    )
     assert_rounding_only(got, want, function.inputs, str(function))
 
 
@@ -101,8 +109,10 @@ def test_vmap_over_everything(function):
     stacks = [torch.stack([x, 2 * x, -x]) for x in function.inputs]
     want = [function.call(*(s[n] for s in stacks)) for n in range(3)]
     tangled = [s.movedim(0, -1) for s in stacks]
-    for got in (func.vmap(function.call, randomness="same")(*stacks),
-                func.vmap(function.call, in_dims=-1, randomness="same")(*tangled)):
+    for got in (
+        func.vmap(function.call, randomness="same")(*stacks),
+        func.vmap(function.call, in_dims=-1, randomness="same")(*tangled),
+    ):
         assert_each(got, want, function)
 
 
@@ -136,7 +146,7 @@ def assert_each(got, want, function):
         assert_rounding_only(tuple(x[n] for x in got), one, function.inputs, f"{function}, entry {n}")
 
 
-@pytest.mark.parametrize("name", ("mask", "bias", "sinks", "key_lengths", "causal_offset"))
+@pytest.mark.parametrize("name", ["mask", "bias", "sinks", "key_lengths", "causal_offset"])
 def test_vmap_over_an_option(name):
     """Masks, lengths and offsets may be what is mapped over, while query, key and value are shared."""
     case = Case(**differentiable.TINY, mask="full", bias="full", sinks=True, key_lengths=True, causal_offset="tensor")
@@ -152,7 +162,7 @@ def test_vmap_over_an_option(name):
         assert_rounding_only(tuple(x[n] for x in got), call(stack[n]), (query, key, value), f"{name} {n}")
 
 
-@pytest.mark.parametrize("name", ("plain", "dropout"))
+@pytest.mark.parametrize("name", ["plain", "dropout"])
 def test_nested_vmap(name):
     function = next(f for f in differentiable.ATTENTION if f.name == name)
     stacks = [torch.stack([torch.stack([x, -x, 2 * x]), torch.stack([x + 1, x, x - 1])]) for x in function.inputs]
@@ -201,6 +211,7 @@ def test_probe_of_forward_mode():
 
 def test_probes_under_compile(fresh_compiler):
     """Dynamo traces both probes right: inside and outside of a transform, and inside of a dual level."""
+
     def probe(x):
         return x + 1 if torch._C._are_functorch_transforms_active() or fwAD._current_level >= 0 else x + 2
 

@@ -1,13 +1,14 @@
 """First and second derivatives in float64 by finite differences, for each operator and each option of attention."""
 
 import differentiable
-import mha_ext
 import pytest
 import torch
 from cases import DTYPES, Case
 from compare import check_attention
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
+
+import mha_ext
 
 every_function = pytest.mark.parametrize("function", differentiable.ALL, ids=str)
 
@@ -29,93 +30,20 @@ def test_gradgradcheck(function):
     assert gradgradcheck(function.call, function.leaves(), fast_mode=True)
 
 
-SLOW = [f for f in differentiable.ALL if f.name in ("plain", "everything", "masked_softmax_all", "softcap_bias", "sinks")]
-
-
-@pytest.mark.parametrize("function", SLOW, ids=str)
-def test_gradgradcheck_every_entry(function):
-    """fast_mode projects on one random direction; here every entry of the Jacobian is compared."""
-    assert gradgradcheck(function.call, function.leaves())
-
-
-@pytest.mark.parametrize("result", (0, 1), ids=("output", "weights"))
-@pytest.mark.parametrize("function", differentiable.ATTENTION, ids=str)
-def test_gradgradcheck_one_result(function, result):
-    """Only one of the two results is used: the other's incoming gradient is undefined."""
-    inputs = function.leaves()
-    used = [x for n, x in enumerate(inputs) if result == 0 or n != 2]  # the weights don't depend on value
-
-    def call(*given):
-        given = list(given)
-        return function.call(*(given.pop(0) if any(x is u for u in used) else x.detach() for x in inputs))[result]
-
-    assert gradcheck(call, tuple(used), fast_mode=True)
-    assert gradgradcheck(call, tuple(used), fast_mode=True)
-
-
-def test_third_derivative():
-    function = next(f for f in differentiable.ATTENTION if f.name == "softcap_bias")
-
-    def first(*inputs):
-        output, weights = function.call(*inputs)
-        loss = (output.sin().sum() + (weights**2).sum())
-        return torch.autograd.grad(loss, inputs, create_graph=True)
-
-    assert gradgradcheck(first, function.leaves(), fast_mode=True)
-
-
-LOW = [f for f in differentiable.ALL if f.name in ("plain", "everything", "masked_softmax_all", "softcap_bias", "sinks")]
-
-
-@pytest.mark.parametrize("function", SLOW, ids=str)
-def test_gradgradcheck_every_entry(function):
-    """fast_mode projects on one random direction; here every entry of the Jacobian is compared."""
-    assert gradgradcheck(function.call, function.leaves())
-
-
-@pytest.mark.parametrize("result", (0, 1), ids=("output", "weights"))
-@pytest.mark.parametrize("function", differentiable.ATTENTION, ids=str)
-def test_gradgradcheck_one_result(function, result):
-    """Only one of the two results is used: the other's incoming gradient is undefined."""
-    inputs = function.leaves()
-    used = [x for n, x in enumerate(inputs) if result == 0 or n != 2]  # the weights don't depend on value
-
-    def call(*given):
-        given = list(given)
-        return function.call(*(given.pop(0) if any(x is u for u in used) else x.detach() for x in inputs))[result]
-
-    assert gradcheck(call, tuple(used), fast_mode=True)
-    assert gradgradcheck(call, tuple(used), fast_mode=True)
-
-
-def test_third_derivative():
-    function = next(f for f in differentiable.ATTENTION if f.name == "softcap_bias")
-
-    def first(*inputs):
-        output, weights = function.call(*inputs)
-        loss = (output.sin().sum() + (weights**2).sum())
-        return torch.autograd.grad(loss, inputs, create_graph=True)
-
-    assert gradgradcheck(first, function.leaves(), fast_mode=True)
-
-
-@pytest.mark.parametrize("function", differentiable.ATTENTION, ids=str)
-def test_without_weights(function):
-    """need_weights=False has the same gradients as the output with weights."""
-    with_weights = torch.autograd.grad(function.call(*function.leaves())[0].sum(), inputs := function.leaves(), allow_unused=True) \
-        if False else None
-    inputs = function.leaves()
-    grads = torch.autograd.grad(function.call(*inputs)[0].sum(), inputs)
-    assert with_weights is None
-    assert all(torch.isfinite(g).all() for g in grads)
-
-
-LOW = [d for d in DTYPES if d != torch.float64]
+SLOW = [d for d in DTYPES if d != torch.float64]
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
-@pytest.mark.parametrize("options", ({}, dict(mask="full", bias="per_key", softcap=2.0, sinks=True), dict(is_causal=True, kv_heads=1),
-                                     dict(dropout=0.3, mask="per_key", mask_value=-100.0)), ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(mask="full", bias="per_key", softcap=2.0, sinks=True),
+        dict(is_causal=True, kv_heads=1),
+        dict(dropout=0.3, mask="per_key", mask_value=-100.0),
+    ],
+    ids=str,
+)
 def test_low_precision(isa, options, dtype):
     """Gradients by the tolerance rule, through output and weights, at a size with several tiles."""
     assert isa

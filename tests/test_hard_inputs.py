@@ -2,12 +2,13 @@
 
 import math
 
-import mha_ext
 import pytest
 import torch
 from cases import DTYPES, Case
 from compare import Expected, check_attention
 from tolerances import assert_same_bits
+
+import mha_ext
 
 pytestmark = pytest.mark.usefixtures("isa")
 BAD = (float("nan"), float("inf"), float("-inf"))
@@ -28,8 +29,9 @@ def inputs(case):
 def gradients(tensors, options, through=("output", "weights")):
     leaves = {n: x.detach().clone().requires_grad_() for n, x in tensors.items()}
     results = dict(zip(("output", "weights"), mha_ext.attention(**leaves, **options), strict=True))
-    grads = torch.autograd.grad([results[n].sum() for n in through], list(leaves.values()), allow_unused=True,
-                                materialize_grads=True)
+    grads = torch.autograd.grad(
+        [results[n].sum() for n in through], list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
     return results, dict(zip(leaves, grads, strict=True))
 
 
@@ -54,7 +56,7 @@ def test_some_rows_empty(dtype):
     assert (grads["query"][..., :2, :] == 0).all()
 
 
-@pytest.mark.parametrize("value", (-1e9, -1e4, 0.0, 7.0))
+@pytest.mark.parametrize("value", [-1e9, -1e4, 0.0, 7.0])
 def test_finite_mask_value_makes_empty_rows_uniform(value):
     tensors, _ = inputs(Case(lq=3, lk=8))
     output, weights = mha_ext.attention(**tensors, mask=torch.zeros(3, 8), mask_value=value)
@@ -112,7 +114,7 @@ def test_a_query_that_sees_nothing_may_hold_anything(bad):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ("query", "key", "value"))
+@pytest.mark.parametrize("name", ["query", "key", "value"])
 def test_a_visible_nan_shows(name, dtype):
     """In the rows that see it and in no other."""
     tensors, _ = inputs(Case(dtype=dtype, lq=40, lk=40, d=16))
@@ -126,8 +128,8 @@ def test_a_visible_nan_shows(name, dtype):
     assert torch.equal(torch.isnan(weights).any(-1), rows & (name != "value"))
 
 
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("size", (1e2, 1e4, 1e6, 1e8))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e8])
 def test_large_logits(size, dtype):
     """Scores up to `size`, all powers of two apart, so that each row's winner is beyond doubt: weights are one-hot, exactly.
 
@@ -150,7 +152,7 @@ def test_large_logits(size, dtype):
     assert all(torch.isfinite(g).all() for g in grads.values())
 
 
-@pytest.mark.parametrize("size", (5e4, 5e8))
+@pytest.mark.parametrize("size", [5e4, 5e8])
 def test_ties_at_large_logits(size):
     """All visible scores equal and huge: the weights are uniform and the gradients those of the uniform row."""
     query, key = torch.full((1, 1, 4, 8), size), torch.ones(1, 1, 16, 8)
@@ -160,7 +162,7 @@ def test_ties_at_large_logits(size):
     assert torch.equal(grads["value"], torch.full((1, 1, 16, 3), 4 / 16))
 
 
-@pytest.mark.parametrize("scale", (0.0, -1.0, -1e-3))
+@pytest.mark.parametrize("scale", [0.0, -1.0, -1e-3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scale_zero_and_negative_with_causal(scale, dtype):
     check_attention(Case(dtype=dtype, scale=scale, is_causal=True, lq=20, lk=20))
@@ -185,17 +187,20 @@ def test_offsets_past_32_bits(dtype):
         assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("zero", ("rows", "heads", "batch"))
+@pytest.mark.parametrize("zero", ["rows", "heads", "batch"])
 def test_stride_zero_with_a_huge_size_of_one(zero):
     """Size-1 dimensions may carry any stride, even one that would leave the storage."""
     tensors, _ = inputs(Case(batch=(1,), heads=1, lq=1, lk=1))
     dim = {"batch": 0, "heads": 1, "rows": 2}[zero]
-    wild = {n: x.as_strided(x.shape, [2**62 if d == dim else s for d, s in enumerate(x.stride())]) for n, x in tensors.items()}
+    wild = {
+        n: x.as_strided(x.shape, [2**62 if d == dim else s for d, s in enumerate(x.stride())])
+        for n, x in tensors.items()
+    }
     for got, want in zip(mha_ext.attention(**wild), mha_ext.attention(**tensors), strict=True):
         assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("big", (2**31, 2**62))
+@pytest.mark.parametrize("big", [2**31, 2**62])
 def test_window_sides_of_any_size(big):
     tensors, _ = inputs(Case(lq=6, lk=6))
     want = mha_ext.attention(**tensors, is_causal=True)
@@ -204,7 +209,7 @@ def test_window_sides_of_any_size(big):
             assert_same_bits(got, right)
 
 
-@pytest.mark.parametrize("offset", (2**31, -(2**31), 2**62, -(2**62)))
+@pytest.mark.parametrize("offset", [2**31, -(2**31), 2**62, -(2**62)])
 def test_causal_offsets_of_any_size(offset):
     tensors, _ = inputs(Case(lq=6, lk=6))
     weights = mha_ext.attention(**tensors, is_causal=True, causal_offset=offset)[1]
@@ -218,16 +223,22 @@ def test_key_lengths_past_the_end_hide_nothing():
     assert_same_bits(got, mha_ext.attention(**tensors)[1])
 
 
-@pytest.mark.parametrize("dtype", (torch.int32, torch.int64, torch.uint8, torch.int16), ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.int16], ids=str)
 def test_lengths_and_offsets_of_any_integer_dtype(dtype):
     tensors, _ = inputs(Case(lq=6, lk=6))
-    got = mha_ext.attention(**tensors, is_causal=True, causal_offset=torch.tensor([1, 2]).to(dtype),
-                            key_lengths=torch.tensor([3, 6]).to(dtype))[1]
-    want = mha_ext.attention(**tensors, is_causal=True, causal_offset=torch.tensor([1, 2]), key_lengths=torch.tensor([3, 6]))[1]
+    got = mha_ext.attention(
+        **tensors,
+        is_causal=True,
+        causal_offset=torch.tensor([1, 2]).to(dtype),
+        key_lengths=torch.tensor([3, 6]).to(dtype),
+    )[1]
+    want = mha_ext.attention(
+        **tensors, is_causal=True, causal_offset=torch.tensor([1, 2]), key_lengths=torch.tensor([3, 6])
+    )[1]
     assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("lk", (7, 70))
+@pytest.mark.parametrize("lk", [7, 70])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bias_of_minus_infinity_hides(dtype, lk):
     """As an additive mask does elsewhere; a row of nothing but -inf is an empty row."""
@@ -236,14 +247,16 @@ def test_bias_of_minus_infinity_hides(dtype, lk):
     options["bias"][..., ::2] = -math.inf
     options["bias"][..., 1, :] = -math.inf
     output, weights = mha_ext.attention(**tensors, **options)
-    masked = mha_ext.attention(**tensors, bias=torch.nan_to_num(options["bias"], neginf=0.0), mask=options["bias"] != -math.inf)
+    masked = mha_ext.attention(
+        **tensors, bias=torch.nan_to_num(options["bias"], neginf=0.0), mask=options["bias"] != -math.inf
+    )
     assert_same_bits(output, masked[0])
     assert_same_bits(weights, masked[1])
     results, grads = gradients({**tensors, "bias": options["bias"]}, {})
     assert all(torch.isfinite(x).all() for x in (*results.values(), *grads.values()))
 
 
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scores_beyond_the_range_of_float16(dtype):
     """Scores of 102400 are finite, though float16 ends at 65504: while inputs and output fit, there is no NaN."""
     query = torch.full((1, 1, 3, 64), 40.0).to(dtype)
@@ -291,7 +304,9 @@ def test_autocast_brings_mixed_dtypes_together():
 
 
 def test_inputs_are_left_alone():
-    case = Case(mask="full", bias="full", sinks=True, key_lengths=True, causal_offset="tensor", is_causal=True, dropout=0.5)
+    case = Case(
+        mask="full", bias="full", sinks=True, key_lengths=True, causal_offset="tensor", is_causal=True, dropout=0.5
+    )
     tensors, options = inputs(case)
     everything = {**tensors, **options}
     before = {n: x.clone() for n, x in everything.items() if torch.is_tensor(x)}

@@ -3,13 +3,14 @@
 import math
 
 import cases
-import mha_ext
 import oracle
 import pytest
 import torch
 from cases import Case
 from compare import check_step
 from magnitudes import Errors, SoftmaxMagnitudes
+
+import mha_ext
 
 pytestmark = pytest.mark.usefixtures("isa")
 VISIBILITY = ("mask", "is_causal", "window", "causal_offset", "key_lengths")
@@ -24,8 +25,16 @@ def check_softmax(case):
     see = oracle.visible(case.score_shape, **{n: options[n] for n in VISIBILITY if n in options})
     s = oracle.as_heads(tensors["scores"].double())
     zero = torch.zeros_like(s)
-    softmax = SoftmaxMagnitudes(s, Errors(zero, zero), case.score_shape, see, bias=tensors.get("bias"),
-                                softcap=case.softcap, sinks=tensors.get("sinks"), mask_value=case.mask_value)
+    softmax = SoftmaxMagnitudes(
+        s,
+        Errors(zero, zero),
+        case.score_shape,
+        see,
+        bias=tensors.get("bias"),
+        softcap=case.softcap,
+        sinks=tensors.get("sinks"),
+        mask_value=case.mask_value,
+    )
 
     def magnitudes(grad):
         dp = oracle.as_heads(grad)
@@ -58,20 +67,22 @@ def test_any_options(case):
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
-@pytest.mark.parametrize("lk", (197, 257, 1025))
+@pytest.mark.parametrize("lk", [197, 257, 1025])
 def test_long_rows(lk, dtype):
     check_softmax(Case(batch=(1,), lq=9, lk=lk, mask="full", bias="per_key", dtype=dtype))
 
 
-@pytest.mark.parametrize("options", ({}, dict(mask="full", bias="full", sinks=True)), ids=("plain", "all"))
-@pytest.mark.parametrize("sizes", (dict(batch=(0,)), dict(heads=0), dict(lq=0), dict(lk=0)), ids=str)
+@pytest.mark.parametrize("options", [{}, dict(mask="full", bias="full", sinks=True)], ids=("plain", "all"))
+@pytest.mark.parametrize("sizes", [dict(batch=(0,)), dict(heads=0), dict(lq=0), dict(lk=0)], ids=str)
 def test_zero_sizes(sizes, options):
     check_softmax(Case(**sizes, **options))
 
 
-@pytest.mark.parametrize("sizes", (dict(batch=()), dict(batch=(3,)), dict(batch=(2, 1), heads=2)), ids=str)
+@pytest.mark.parametrize("sizes", [dict(batch=()), dict(batch=(3,)), dict(batch=(2, 1), heads=2)], ids=str)
 def test_leading_dimensions(sizes):
-    check_softmax(Case(**{"heads": None, **sizes}, mask="full", bias="full", is_causal=True, key_lengths=bool(sizes["batch"])))
+    check_softmax(
+        Case(**{"heads": None, **sizes}, mask="full", bias="full", is_causal=True, key_lengths=bool(sizes["batch"]))
+    )
 
 
 def test_hidden_weights_are_exactly_zero():

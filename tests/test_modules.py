@@ -5,11 +5,12 @@ import io
 import math
 import pickle
 
-import mha_ext
 import pytest
 import torch
 from tolerances import assert_rounding_only
 from torch import nn
+
+import mha_ext
 
 WIDTH, HEADS = 24, 4
 
@@ -60,8 +61,12 @@ def test_parameter_names():
     assert mha_ext.SelfAttention().state_dict() == {}
 
 
-MASKS = {"none": None, "causal": torch.tril(torch.ones(6, 6)), "padding": (torch.arange(6) < 4).int().view(1, 1, 1, 6),
-         "per_entry": (torch.arange(6) < torch.tensor([[3], [6]]))[:, None, None, :]}
+MASKS = {
+    "none": None,
+    "causal": torch.tril(torch.ones(6, 6)),
+    "padding": (torch.arange(6) < 4).int().view(1, 1, 1, 6),
+    "per_entry": (torch.arange(6) < torch.tensor([[3], [6]]))[:, None, None, :],
+}
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
@@ -86,7 +91,7 @@ def test_self_attention_same_as_the_course():
     assert_rounding_only(mha_ext.SelfAttention(0.0)(q, k, v, mask), CourseAttention(0.0)(q, k, v, mask), (q, k, v))
 
 
-@pytest.mark.parametrize("shape", ((4, 16), (2, 4, 16), (2, 3, 4, 16)), ids=str)
+@pytest.mark.parametrize("shape", [(4, 16), (2, 4, 16), (2, 3, 4, 16)], ids=str)
 def test_self_attention_shapes(shape):
     x = torch.randn(shape)
     out, attn = mha_ext.SelfAttention()(x, x, x)
@@ -126,7 +131,7 @@ def test_pickle_deepcopy_and_save():
         assert torch.equal(twin(x, x, x)[0], layer(x, x, x)[0])
 
 
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_dtypes(dtype):
     layer = mha_ext.MultiHeadAttention(WIDTH, HEADS).to(dtype)
     x = torch.randn(2, 5, WIDTH, dtype=dtype)
@@ -162,7 +167,7 @@ def test_cross_attention_of_other_length():
     assert attn.shape == (3, HEADS, 5, 8)
 
 
-@pytest.mark.parametrize("shape", ((0, 5), (2, 0)), ids=str)
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)], ids=str)
 def test_empty_batches(shape):
     x = torch.randn(*shape, WIDTH)
     out, attn = mha_ext.MultiHeadAttention(WIDTH, HEADS)(x, x, x)

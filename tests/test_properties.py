@@ -4,12 +4,13 @@ import dataclasses
 import math
 
 import cases
-import mha_ext
 import torch
 from cases import Case
 from compare import Expected, check_attention
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import mha_ext
 
 SETTINGS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 size = st.integers(0, 9) | st.sampled_from((1, 17, 33))
@@ -74,8 +75,10 @@ def test_rows_sum_to_one_or_to_nothing(case):
 
 
 @SETTINGS
-@given(any_case(dtype=torch.float32, mask=None, bias=None, dropout=0.0, mask_value=-math.inf, key_lengths=True),
-       st.integers(1, 6))
+@given(
+    any_case(dtype=torch.float32, mask=None, bias=None, dropout=0.0, mask_value=-math.inf, key_lengths=True),
+    st.integers(1, 6),
+)
 def test_keys_nobody_sees_change_nothing(case, extra):
     """More keys behind key_lengths, filled with NaN, leave the output as it is."""
     query, key, value, options = case.build()
@@ -99,6 +102,8 @@ def test_gradients_are_linear_in_what_comes_in(case):
     torch.manual_seed(0)
     output, weights = mha_ext.attention(*leaves, **options, dropout=case.dropout or None)
     incoming = [case.randn("a", output.shape), case.randn("b", weights.shape)]
-    once, twice = (torch.autograd.grad([output, weights], leaves, [f * g for g in incoming], retain_graph=True) for f in (1.0, 2.0))
+    once, twice = (
+        torch.autograd.grad([output, weights], leaves, [f * g for g in incoming], retain_graph=True) for f in (1.0, 2.0)
+    )
     for a, b in zip(once, twice, strict=True):
         assert torch.equal(2 * a, b), case

@@ -1,7 +1,6 @@
 """attention_scores = scale * Q K^T against the float64 oracle, on every ISA level."""
 
 import cases
-import mha_ext
 import oracle
 import pytest
 import torch
@@ -9,6 +8,8 @@ from cases import Case
 from compare import check_step
 from magnitudes import Errors, clean
 from torch_same_dtype import over_query_heads
+
+import mha_ext
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -27,8 +28,11 @@ def check_scores(case):
 
         g = oracle.as_heads(grad.abs())
         dk = (g.mT @ q).unflatten(1, (case.kv_heads or case.heads or 1, -1)).sum(2)
-        return {"result": both(scale * (q @ k.mT), case.score_shape), "query": both(scale * (g @ k), query.shape),
-                "key": both(scale * dk, key.shape)}
+        return {
+            "result": both(scale * (q @ k.mT), case.score_shape),
+            "query": both(scale * (g @ k), query.shape),
+            "key": both(scale * dk, key.shape),
+        }
 
     check_step("attention_scores", case, {"query": query, "key": key}, options, magnitudes)
 
@@ -58,12 +62,12 @@ def test_long(sizes, dtype):
     check_scores(Case(**sizes, dtype=dtype, batch=(1,)))
 
 
-@pytest.mark.parametrize("sizes", (dict(batch=()), dict(batch=(3,)), dict(batch=(2, 1))), ids=str)
+@pytest.mark.parametrize("sizes", [dict(batch=()), dict(batch=(3,)), dict(batch=(2, 1))], ids=str)
 def test_leading_dimensions(sizes):
     check_scores(Case(**sizes, heads=None if len(sizes["batch"]) < 2 else 2))
 
 
-@pytest.mark.parametrize("sizes", (dict(batch=(0,)), dict(lq=0), dict(lk=0), dict(d=0), dict(lq=0, lk=0)), ids=str)
+@pytest.mark.parametrize("sizes", [dict(batch=(0,)), dict(lq=0), dict(lk=0), dict(d=0), dict(lq=0, lk=0)], ids=str)
 def test_zero_sizes(sizes):
     """With D = 0 every score is an empty sum: 0, although 1/sqrt(D) is infinite."""
     check_scores(Case(**sizes))

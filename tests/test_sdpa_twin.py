@@ -4,13 +4,14 @@ import inspect
 import re
 
 import cases
-import mha_ext
 import pytest
 import torch
 from cases import Case
 from compare import expected, run
 from tolerances import assert_rounding_only
 from torch.nn.functional import scaled_dot_product_attention as theirs
+
+import mha_ext
 
 ours = mha_ext.scaled_dot_product_attention
 
@@ -31,8 +32,16 @@ def test_signature():
 
 
 MASKS = ("none", "bool", "bool_per_key", "float", "float_minus_inf", "float_per_key")
-ROWS = cases.pairwise(mask=MASKS, is_causal=(False, True), scale=(None, 0.3, -0.4), kv_heads=(None, 2), dv=(8, 5),
-                      layout=("contiguous", "blhd", "expanded"), batch=((2,), (1,), (2, 2)), lk=(7, 5, 1))
+ROWS = cases.pairwise(
+    mask=MASKS,
+    is_causal=(False, True),
+    scale=(None, 0.3, -0.4),
+    kv_heads=(None, 2),
+    dv=(8, 5),
+    layout=("contiguous", "blhd", "expanded"),
+    batch=((2,), (1,), (2, 2)),
+    lk=(7, 5, 1),
+)
 
 
 def build(row, dtype=torch.float64):
@@ -42,8 +51,12 @@ def build(row, dtype=torch.float64):
     bits = torch.rand(shape, generator=case.generator("bits")) < 0.7
     bits[..., 0] = True
     kind = row["mask"].removesuffix("_per_key")
-    mask = {"none": None, "bool": bits, "float": case.randn("attn_mask", shape),
-            "float_minus_inf": torch.zeros(shape, dtype=dtype).masked_fill(~bits, float("-inf"))}[kind]
+    mask = {
+        "none": None,
+        "bool": bits,
+        "float": case.randn("attn_mask", shape),
+        "float_minus_inf": torch.zeros(shape, dtype=dtype).masked_fill(~bits, float("-inf")),
+    }[kind]
     options = {"is_causal": row["is_causal"], "scale": row["scale"], "enable_gqa": row["kv_heads"] is not None}
     return query, key, value, mask, options
 
@@ -75,13 +88,18 @@ def test_same_values_and_gradients(row):
         assert_rounding_only(got[4], want[4], (query, key, value), "gradient of attn_mask")
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision(dtype):
     """By the tolerance rule, against the float64 oracle."""
     case = Case(dtype=dtype, is_causal=True, lq=40, lk=40, d=32)
     query, key, value, _ = case.build()
     right = expected(case, through_weights=False)
-    got = run(lambda q, k, v: (ours(q, k, v, is_causal=True), None), {"query": query, "key": key, "value": value}, {}, right.grads)
+    got = run(
+        lambda q, k, v: (ours(q, k, v, is_causal=True), None),
+        {"query": query, "key": key, "value": value},
+        {},
+        right.grads,
+    )
     right.same("output", got[0], right.want[0], right.plain[0])
     for name in ("query", "key", "value"):
         right.same(name, got[2][name], right.want[2][name], right.plain[2][name])
@@ -90,8 +108,11 @@ def test_low_precision(dtype):
 def test_positional_arguments():
     query, key, value, _ = Case(dtype=torch.float64, lk=5).build()
     mask = torch.randn(5, 5, dtype=torch.float64)
-    assert_rounding_only(ours(query, key, value, mask, 0.0, False, 0.5, False), theirs(query, key, value, mask, 0.0, False, scale=0.5),
-                         (query, key, value))
+    assert_rounding_only(
+        ours(query, key, value, mask, 0.0, False, 0.5, False),
+        theirs(query, key, value, mask, 0.0, False, scale=0.5),
+        (query, key, value),
+    )
 
 
 def test_rows_of_minus_infinity_give_zero_as_torch_does():

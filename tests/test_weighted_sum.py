@@ -1,7 +1,6 @@
 """weighted_sum = P V against the float64 oracle, on every ISA level."""
 
 import cases
-import mha_ext
 import oracle
 import pytest
 import torch
@@ -9,6 +8,8 @@ from cases import Case
 from compare import check_step
 from magnitudes import Errors, clean
 from torch_same_dtype import over_query_heads
+
+import mha_ext
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -24,7 +25,11 @@ def check_weighted_sum(case):
 
         g = oracle.as_heads(grad.abs())
         dv = (w.mT @ g).unflatten(1, (case.kv_heads or case.heads or 1, -1)).sum(2)
-        return {"result": both(w @ v, grad.shape), "weights": both(g @ v.mT, weights.shape), "value": both(dv, value.shape)}
+        return {
+            "result": both(w @ v, grad.shape),
+            "weights": both(g @ v.mT, weights.shape),
+            "value": both(dv, value.shape),
+        }
 
     options = {} if case.kv_heads is None else {"enable_gqa": True}
     check_step("weighted_sum", case, {"weights": weights, "value": value}, options, magnitudes)
@@ -46,22 +51,22 @@ def test_weighted_sum(case):
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", (dict(lq=197, lk=257, dv=64), dict(lq=257, lk=197, dv=31)), ids=str)
+@pytest.mark.parametrize("sizes", [dict(lq=197, lk=257, dv=64), dict(lq=257, lk=197, dv=31)], ids=str)
 def test_long(sizes, dtype):
     check_weighted_sum(Case(**sizes, dtype=dtype, batch=(1,)))
 
 
-@pytest.mark.parametrize("sizes", (dict(batch=()), dict(batch=(3,)), dict(batch=(2, 1), heads=2)), ids=str)
+@pytest.mark.parametrize("sizes", [dict(batch=()), dict(batch=(3,)), dict(batch=(2, 1), heads=2)], ids=str)
 def test_leading_dimensions(sizes):
     check_weighted_sum(Case(**{"heads": None, **sizes}, dv=5))
 
 
-@pytest.mark.parametrize("sizes", (dict(batch=(0,)), dict(lq=0), dict(lk=0), dict(dv=0), dict(lq=0, lk=0)), ids=str)
+@pytest.mark.parametrize("sizes", [dict(batch=(0,)), dict(lq=0), dict(lk=0), dict(dv=0), dict(lq=0, lk=0)], ids=str)
 def test_zero_sizes(sizes):
     check_weighted_sum(Case(**{"dv": 4, **sizes}))
 
 
-@pytest.mark.parametrize("bad", (float("nan"), float("inf"), float("-inf")))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 def test_a_weight_of_zero_hides_any_value(dtype, bad):
     """Key 5 is bad and has weight zero for the even queries: those stay finite, the odd ones show it."""

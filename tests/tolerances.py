@@ -2,15 +2,17 @@
 
     |got - want| <= 2 * max |plain PyTorch in the same dtype - want|  +  floor
 
-`want` comes from the float64 oracle. The floor is for cases where PyTorch happens to be nearly exact: every value that is
-stored may be off by one unit of its dtype, and a running sum of n terms by sqrt(n) units of the accumulation dtype for each
-unit of summed magnitude (rounding errors walk at random: Higham and Mary, SIAM J. Sci. Comput. 41, 2019). Both magnitudes are computed from the case's own numbers (`Magnitudes`), so no tolerance is picked by hand.
+`want` comes from the float64 oracle. The floor is for cases where PyTorch happens to be nearly exact: every value that
+is stored may be off by one unit of its dtype, and a running sum of n terms by sqrt(n) units of the accumulation dtype for
+each unit of summed magnitude (rounding errors walk at random: Higham and Mary, SIAM J. Sci. Comput. 41, 2019). Both
+magnitudes are computed from the case's own numbers (magnitudes.py), so no tolerance is picked by hand.
 """
 
 import math
 
-import mha_ext
 import torch
+
+import mha_ext
 
 
 def accumulation_dtype(dtype):
@@ -59,18 +61,23 @@ def assert_rounding_only(got, want, inputs, about=""):
     got, want = (tuple(x) if isinstance(x, (tuple, list)) else (x,) for x in (got, want))
     terms = sum(x.numel() for x in inputs)
     for n, (mine, other) in enumerate(zip(got, want, strict=True)):
-        assert mine.shape == other.shape, f"{about}: result {n} has shape {tuple(mine.shape)}, want {tuple(other.shape)}"
+        assert mine.shape == other.shape, (
+            f"{about}: result {n} has shape {tuple(mine.shape)}, want {tuple(other.shape)}"
+        )
         assert mine.dtype == torch.float64, f"{about}: result {n} is {mine.dtype}"
         if mine.numel() == 0:
             continue
         allowed = torch.finfo(torch.float64).eps * terms * max(other.abs().max().item(), 1.0)
         error = (mine - other).abs().max().item()
-        assert error <= allowed, f"{about}: result {n} is off by {error:.3e}, allowed {allowed:.3e}\n got {mine}\nwant {other}"
+        assert error <= allowed, (
+            f"{about}: result {n} is off by {error:.3e}, allowed {allowed:.3e}\n got {mine}\nwant {other}"
+        )
 
 
 def assert_same_bits(got, want, about=""):
     """Equal down to the sign of zero and the position of NaNs (payloads aside)."""
-    assert got.dtype == want.dtype and got.shape == want.shape, f"{about}: {got.dtype} {got.shape}, {want.dtype} {want.shape}"
+    assert got.dtype == want.dtype, f"{about}: {got.dtype}, want {want.dtype}"
+    assert got.shape == want.shape, f"{about}: {tuple(got.shape)}, want {tuple(want.shape)}"
     same = (got == want) & (torch.signbit(got) == torch.signbit(want)) | (torch.isnan(got) & torch.isnan(want))
     if not bool(same.all()):
         index = tuple(int(i) for i in (~same).nonzero()[0])

@@ -9,9 +9,25 @@ import torch
 from oracle import as_heads, default_scale, per_head, soften, visible
 
 
-def attention(query, key, value, mask=None, *, bias=None, is_causal=False, window=None, causal_offset=None,
-              key_lengths=None, scale=None, softcap=None, sinks=None, enable_gqa=False, mask_value=-math.inf,
-              keep=None, dropout=0.0):
+def attention(
+    query,
+    key,
+    value,
+    mask=None,
+    *,
+    bias=None,
+    is_causal=False,
+    window=None,
+    causal_offset=None,
+    key_lengths=None,
+    scale=None,
+    softcap=None,
+    sinks=None,
+    enable_gqa=False,
+    mask_value=-math.inf,
+    keep=None,
+    dropout=0.0,
+):
     score_shape = (*query.shape[:-1], key.shape[-2])
     see = visible(score_shape, mask, is_causal, window, causal_offset, key_lengths)
     scores = attention_scores(query, key, scale=scale, enable_gqa=enable_gqa)
