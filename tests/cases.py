@@ -17,7 +17,7 @@ LAYOUTS = ("contiguous", "blhd", "permuted", "expanded", "strided")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Sizes and options of one call. `batch` holds the leading dims; heads=None means inputs without a head dimension."""
+    """Sizes and options of one call. `batch` holds the leading dims; heads=None: no head dimension."""
 
     dtype: torch.dtype = torch.float32
     batch: tuple = (2,)
@@ -139,7 +139,7 @@ def lay_out(x, layout, has_heads=True):
 
 
 def pairwise(seed=0, **axes):
-    """Few combinations of the axes' values such that every pair of values of two axes occurs (greedy; 20 draws a row)."""
+    """Few combinations of the axes' values such that every pair of values of two axes occurs (greedy)."""
     rng = random.Random(seed)
     names = list(axes)
     index = {name: range(len(values)) for name, values in axes.items()}

@@ -18,7 +18,7 @@ TINY = dict(dtype=torch.float64, lq=3, lk=4, d=3, dv=2)
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """`call` takes the tensors of `inputs` in order; everything else about the call is fixed. `plain`: the same in torch."""
+    """`call` takes the tensors of `inputs` in order; the rest of the call is fixed. `plain`: the same in torch."""
 
     name: str
     call: Callable

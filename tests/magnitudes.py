@@ -1,7 +1,7 @@
 """How large the terms behind each result are, from the derivation of attention's forward and backward in float64.
 
-A result r = f(a, b) inherits the errors of a and b: |df/da| * error(a) + |df/db| * error(b), plus its own rounding. Each
-formula holds twice: for values that were stored in the inputs' dtype and for sums in the accumulation dtype
+A result r = f(a, b) inherits the errors of a and b: |df/da| * error(a) + |df/db| * error(b), plus its own rounding.
+Each formula holds twice: for values that were stored in the inputs' dtype and for sums in the accumulation dtype
 (tolerances.py); an `Errors` pair carries both through it.
 """
 

@@ -1,7 +1,7 @@
 """Attention in float64, one query row at a time, and the dropout bits: what every test compares with.
 
-Nothing here comes from the product. A row first picks the keys it can see and only then touches their numbers, so a hidden
-NaN cannot get in, forwards or (through autograd) backwards.
+Nothing here comes from the product. A row first picks the keys it can see and only then touches their numbers, so a
+hidden NaN cannot get in, forwards or (through autograd) backwards.
 """
 
 import math

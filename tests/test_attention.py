@@ -1,4 +1,4 @@
-"""mha_ext.attention against the float64 oracle: every option, dtype and layout, values and gradients, on every ISA level."""
+"""mha_ext.attention against the float64 oracle: options, dtypes, layouts; values and gradients; on every ISA level."""
 
 import cases
 import pytest

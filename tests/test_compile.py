@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True) forward and training, dynamic shapes, torch.export: the eager results, without a graph break."""
+"""torch.compile(fullgraph=True) forward and training, dynamic shapes, export: eager results, no graph break."""
 
 import differentiable
 import pytest

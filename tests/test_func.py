@@ -1,4 +1,4 @@
-"""torch.func: grad, vjp, jvp, vmap, jacrev, jacfwd, hessian over each operator and option, against the same maths in torch."""
+"""torch.func: grad, vjp, jvp, vmap, jacrev, jacfwd, hessian of each operator and option, against plain torch."""
 
 import dataclasses
 
@@ -73,7 +73,7 @@ def test_hessian(function):
 
 @pytest.mark.parametrize("name", ["dropout", "everything"])
 def test_hessian_with_dropout(name):
-    """func.hessian has no `randomness`; written out it is jacfwd over jacrev, of the plain function jacrev over jacrev."""
+    """func.hessian has no `randomness`; written out it is jacfwd over jacrev (for plain torch: jacrev twice)."""
     function = next(f for f in differentiable.ATTENTION if f.name == name)
     got = func.jacfwd(func.jacrev(loss_of(function.call)), randomness="same")(*function.inputs)
     want = func.jacrev(func.jacrev(loss_of(function.plain)))(*function.inputs)

@@ -30,7 +30,44 @@ def test_gradgradcheck(function):
     assert gradgradcheck(function.call, function.leaves(), fast_mode=True)
 
 
-SLOW = [d for d in DTYPES if d != torch.float64]
+SLOW = [
+    f for f in differentiable.ALL if f.name in ("plain", "everything", "masked_softmax_all", "softcap_bias", "sinks")
+]
+
+
+@pytest.mark.parametrize("function", SLOW, ids=str)
+def test_gradgradcheck_every_entry(function):
+    """fast_mode projects on one random direction; here every entry of the Jacobian is compared."""
+    assert gradgradcheck(function.call, function.leaves())
+
+
+@pytest.mark.parametrize("result", [0, 1], ids=("output", "weights"))
+@pytest.mark.parametrize("function", differentiable.ATTENTION, ids=str)
+def test_gradgradcheck_one_result(function, result):
+    """Only one of the two results is used: the other's incoming gradient is undefined."""
+    inputs = function.leaves()
+    used = [x for n, x in enumerate(inputs) if result == 0 or n != 2]  # the weights don't depend on value
+
+    def call(*given):
+        given = list(given)
+        return function.call(*(given.pop(0) if any(x is u for u in used) else x.detach() for x in inputs))[result]
+
+    assert gradcheck(call, tuple(used), fast_mode=True)
+    assert gradgradcheck(call, tuple(used), fast_mode=True)
+
+
+def test_third_derivative():
+    function = next(f for f in differentiable.ATTENTION if f.name == "softcap_bias")
+
+    def first(*inputs):
+        output, weights = function.call(*inputs)
+        loss = output.sin().sum() + (weights**2).sum()
+        return torch.autograd.grad(loss, inputs, create_graph=True)
+
+    assert gradgradcheck(first, function.leaves(), fast_mode=True)
+
+
+LOW = [d for d in DTYPES if d != torch.float64]
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)

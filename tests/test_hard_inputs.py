@@ -131,7 +131,7 @@ def test_a_visible_nan_shows(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e8])
 def test_large_logits(size, dtype):
-    """Scores up to `size`, all powers of two apart, so that each row's winner is beyond doubt: weights are one-hot, exactly.
+    """Scores up to `size`, powers of two apart: each row's winner is beyond doubt, and the weights are exactly one-hot.
 
     A backward from the log-sum alone goes wrong here; row max and row sum kept apart stay right.
     """

@@ -150,7 +150,7 @@ def test_autocast():
 
 
 def test_a_padded_row_gives_no_nan():
-    """A batch entry of nothing but padding: heads are zero, so the output is LayerNorm(fc.bias + Q); gradients are finite."""
+    """A batch entry of nothing but padding: heads are zero, the output LayerNorm(fc.bias + Q), gradients finite."""
     layer = mha_ext.MultiHeadAttention(WIDTH, HEADS, dropout=0.0)
     x = torch.randn(2, 5, WIDTH)
     mask = torch.tensor([[True] * 5, [False] * 5])[:, None, None, :]

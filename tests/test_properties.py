@@ -24,14 +24,28 @@ def any_case(draw, **fixed):
     batch = draw(st.sampled_from(((), (1,), (2,)) if heads is None else ((1,), (2,), (2, 2), (0,))))
     offset = draw(st.none() | st.integers(-4, 9) | st.sampled_from(("lower_right", "tensor")))
     case = Case(
-        dtype=draw(st.sampled_from(cases.DTYPES)), batch=batch, heads=heads, kv_heads=kv_heads, lq=draw(size), lk=draw(size), d=draw(size),
-        dv=draw(st.none() | size), mask=draw(st.sampled_from(cases.MASKS)), bias=draw(st.sampled_from(cases.BIASES)),
-        is_causal=draw(st.booleans()), window=draw(st.none() | st.tuples(side, side)), causal_offset=offset,
-        key_lengths=draw(st.booleans()), scale=draw(st.none() | st.sampled_from((0.0, -0.4, 1.0))),
-        softcap=draw(st.none() | st.sampled_from((0.5, 4.0))), sinks=draw(st.booleans()),
-        mask_value=draw(st.sampled_from((-math.inf, -1e4, -1.0))), dropout=draw(st.sampled_from((0.0, 0.0, 0.3, 0.9, 1.0))),
-        layout=draw(st.sampled_from(cases.LAYOUTS)), seed=draw(st.integers(0, 5)),
-    )  # fmt: skip
+        dtype=draw(st.sampled_from(cases.DTYPES)),
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        lq=draw(size),
+        lk=draw(size),
+        d=draw(size),
+        dv=draw(st.none() | size),
+        mask=draw(st.sampled_from(cases.MASKS)),
+        bias=draw(st.sampled_from(cases.BIASES)),
+        is_causal=draw(st.booleans()),
+        window=draw(st.none() | st.tuples(side, side)),
+        causal_offset=offset,
+        key_lengths=draw(st.booleans()),
+        scale=draw(st.none() | st.sampled_from((0.0, -0.4, 1.0))),
+        softcap=draw(st.none() | st.sampled_from((0.5, 4.0))),
+        sinks=draw(st.booleans()),
+        mask_value=draw(st.sampled_from((-math.inf, -1e4, -1.0))),
+        dropout=draw(st.sampled_from((0.0, 0.0, 0.3, 0.9, 1.0))),
+        layout=draw(st.sampled_from(cases.LAYOUTS)),
+        seed=draw(st.integers(0, 5)),
+    )
     return dataclasses.replace(case, **fixed)
 
 

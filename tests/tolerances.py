@@ -3,8 +3,8 @@
     |got - want| <= 2 * max |plain PyTorch in the same dtype - want|  +  floor
 
 `want` comes from the float64 oracle. The floor is for cases where PyTorch happens to be nearly exact: every value that
-is stored may be off by one unit of its dtype, and a running sum of n terms by sqrt(n) units of the accumulation dtype for
-each unit of summed magnitude (rounding errors walk at random: Higham and Mary, SIAM J. Sci. Comput. 41, 2019). Both
+is stored may be off by one unit of its dtype, and a running sum of n terms by sqrt(n) units of the accumulation dtype
+for each unit of summed magnitude (rounding errors walk at random: Higham and Mary, SIAM J. Sci. Comput. 41, 2019). Both
 magnitudes are computed from the case's own numbers (magnitudes.py), so no tolerance is picked by hand.
 """
 
