@@ -142,7 +142,7 @@ def broadcastable(name: str, x: Tensor, shape: Sequence[int], input_dims: int) -
     full = full[(None,) * (len(shape) - full.dim())]
     if all(own in (1, size) for own, size in zip(full.shape, shape, strict=True)):
         return full
-    expected = shape if input_dims > 3 else (*shape[:-3], *shape[-2:])[2 - input_dims + (input_dims == 2) :]
+    expected = shape if input_dims > 3 else (*shape[:-3], *shape[-2:])[-input_dims:]
     hint = ""
     if x.dim() == 3 and len(shape) == 4 and tuple(x.shape) == (shape[0], *shape[2:]):
         hint = f"; for one {name} per batch entry, give it a head dimension: {name}.unsqueeze(1)"
@@ -209,6 +209,7 @@ def visibility(
     shape: Sequence[int],
     input_dims: int,
     like: Tensor,
+    mask_name: str,
     mask: Tensor | None,
     is_causal: bool,
     window: tuple[int | None, int | None] | None,
@@ -238,7 +239,7 @@ def visibility(
         raise TypeError(
             f"causal_offset must be an int, an int tensor or 'lower_right', got {type(causal_offset).__name__}"
         )
-    keep = None if mask is None else keep_mask("mask", mask, shape, input_dims, like)
+    keep = None if mask is None else keep_mask(mask_name, mask, shape, input_dims, like)
     return Visibility(keep, lengths, offsets, left, right, offset)
 
 
@@ -259,14 +260,21 @@ def check_mask_value(mask_value: object) -> float:
     return number
 
 
-def full_bias(bias: object, shape: Sequence[int], input_dims: int, like_name: str, like: Tensor) -> Tensor:
-    check_like("bias", bias, like_name, like)
+def full_bias(
+    name: str, bias: object, shape: Sequence[int], input_dims: int, like_name: str, like: Tensor
+) -> Tensor | None:
+    """The additive bias as a view with all dimensions."""
+    if bias is None:
+        return None
+    check_like(name, bias, like_name, like)
     assert isinstance(bias, Tensor)
-    return broadcastable("bias", bias, shape, input_dims)
+    return broadcastable(name, bias, shape, input_dims)
 
 
-def full_sinks(sinks: object, shape: Sequence[int], like_name: str, like: Tensor) -> Tensor:
+def full_sinks(sinks: object, shape: Sequence[int], like_name: str, like: Tensor) -> Tensor | None:
     """Sinks ``(H,)`` with all batch dimensions in front."""
+    if sinks is None:
+        return None
     check_like("sinks", sinks, like_name, like)
     assert isinstance(sinks, Tensor)
     heads = shape[-3]

@@ -73,12 +73,22 @@ class DifferentiableOp:
         if needs_full():
             return self.rule.reference(*args) if torch.compiler.is_compiling() else self.full.apply(*args)
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
-            return self.plain.apply(*args)
+            return self.plain.apply(*(_distinct(args) if torch.compiler.is_compiling() else args))
         return self.op(*args)
 
     def in_backward(self, *args: Any) -> Any:
         """The same from within a backward rule. Dynamo traces a backward once and cannot nest Functions there."""
         return self.op(*args) if torch.compiler.is_compiling() else self(*args)
+
+
+def _distinct(args: tuple[Any, ...]) -> list[Any]:
+    """The arguments with views for repeated tensors: Dynamo refuses a Function that gets the same tensor twice, as
+    self-attention passes it."""
+    distinct: list[Any] = []
+    for a in args:
+        repeated = isinstance(a, Tensor) and any(a is b for b in distinct)
+        distinct.append(a.view_as(a) if repeated else a)
+    return distinct
 
 
 def _functions(rule: Rule) -> tuple[Any, Any]:

@@ -8,6 +8,8 @@ float32, bfloat16 or float16; sums are kept in float32 (float64 for float64).
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -128,14 +130,45 @@ def masked_softmax(
     """
     args.check_float_tensor("scores", scores)
     args.check_matrix("scores", scores)
+    return _masked_softmax(
+        scores, mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value, _STEP_NAMES
+    )
+
+
+class _Names(NamedTuple):
+    """What the caller's arguments are called, for error texts."""
+
+    like: str
+    mask: str
+    bias: str
+
+
+_STEP_NAMES = _Names("scores", "mask", "bias")
+_ATTENTION_NAMES = _Names("query", "mask", "bias")
+_TWIN_NAMES = _Names("query", "attn_mask", "attn_mask")
+
+
+def _masked_softmax(
+    scores: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    window: Window | None,
+    causal_offset: CausalOffset | None,
+    key_lengths: Tensor | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    mask_value: float,
+    names: _Names,
+) -> Tensor:
     dims = scores.dim()
     full = args.with_heads(scores)
     shape = full.shape
-    visibility = args.visibility(shape, dims, full, mask, is_causal, window, causal_offset, key_lengths)
+    visibility = args.visibility(shape, dims, full, names.mask, mask, is_causal, window, causal_offset, key_lengths)
     weights, _ = autograd.masked_softmax(
         full,
-        None if bias is None else args.full_bias(bias, shape, dims, "scores", scores),
-        None if sinks is None else args.full_sinks(sinks, shape, "scores", scores),
+        args.full_bias(names.bias, bias, shape, dims, names.like, scores),
+        args.full_sinks(sinks, shape, names.like, scores),
         *visibility,
         args.softcap_or_zero(softcap),
         args.check_mask_value(mask_value),
@@ -191,19 +224,30 @@ def _draw_seed(device: torch.device, generator: torch.Generator | None) -> Tenso
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device, generator=generator)
 
 
-def _apply_dropout(weights: Tensor, dropout: DropoutLike | None, generator: torch.Generator | None) -> Tensor:
+def _dropout_step(dropout: DropoutLike | None, generator: torch.Generator | None) -> Callable[[Tensor], Tensor] | None:
+    """What dropout does to the weights; None: nothing."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
     if dropout is None:
-        return weights
+        return None
     if isinstance(dropout, nn.Dropout):
         p = args.probability("dropout", dropout.p) if dropout.training else 0.0
     elif callable(dropout):
-        return dropout(weights)
-    else:
+        return dropout
+    elif isinstance(dropout, Real) and not isinstance(dropout, bool):
         p = args.probability("dropout", dropout)
+    else:
+        raise TypeError(
+            f"dropout must be None, a probability, an nn.Dropout or a callable, got {type(dropout).__name__}"
+        )
     if p == 0.0:
-        return weights
-    full = args.with_heads(weights)
-    return without_heads(autograd.dropout(full, _draw_seed(weights.device, generator), p), weights.dim())
+        return None
+
+    def drop(weights: Tensor) -> Tensor:
+        seed = _draw_seed(weights.device, generator)
+        return without_heads(autograd.dropout(args.with_heads(weights), seed, p), weights.dim())
+
+    return drop
 
 
 def attention(
@@ -268,21 +312,46 @@ def attention(
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, https://arxiv.org/abs/1706.03762
     """
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        args.check_float_tensor(name, x)
-    query, key, value, bias, sinks = _autocast(query, key, value, bias, sinks)  # type: ignore[assignment]
-    _check_attention(query, key, value, enable_gqa)
-    scores = attention_scores(query, key, scale=scale, enable_gqa=enable_gqa)
-    weights = masked_softmax(
-        scores, mask, bias=bias, is_causal=is_causal, window=window, causal_offset=causal_offset,
-        key_lengths=key_lengths, softcap=softcap, sinks=sinks, mask_value=mask_value,
+    output, weights = _attention(
+        query, key, value, mask, dropout, bias, is_causal, window, causal_offset, key_lengths, scale, softcap, sinks,
+        enable_gqa, mask_value, generator, _ATTENTION_NAMES,
     )  # fmt: skip
-    weights = _apply_dropout(weights, dropout, generator)
-    output = weighted_sum(weights, value, enable_gqa=enable_gqa)
     return output, (weights if need_weights else None)
 
 
-def _check_attention(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: DropoutLike | None,
+    bias: Tensor | None,
+    is_causal: bool,
+    window: Window | None,
+    causal_offset: CausalOffset | None,
+    key_lengths: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    enable_gqa: bool,
+    mask_value: float,
+    generator: torch.Generator | None,
+    names: _Names,
+) -> tuple[Tensor, Tensor]:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        args.check_float_tensor(name, x)
+    query, key, value, bias, sinks = _autocast(query, key, value, bias, sinks)  # type: ignore[assignment]
+    _check_attention(query, key, value)
+    drop = _dropout_step(dropout, generator)
+    scores = attention_scores(query, key, scale=scale, enable_gqa=enable_gqa)
+    weights = _masked_softmax(
+        scores, mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value, names
+    )
+    weights = weights if drop is None else drop(weights)
+    return weighted_sum(weights, value, enable_gqa=enable_gqa), weights
+
+
+def _check_attention(query: Tensor, key: Tensor, value: Tensor) -> None:
     """What the steps cannot say in the user's words."""
     _check_pair("key", key, "query", query)
     _check_pair("value", value, "query", query)
@@ -339,8 +408,8 @@ def scaled_dot_product_attention(
             bias = attn_mask
         else:
             raise TypeError(f"attn_mask must be bool (keep) or floating point (additive), got {attn_mask.dtype}")
-    output, _ = attention(
-        query, key, value, mask, dropout, bias=bias, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
-        need_weights=False,
+    output, _ = _attention(
+        query, key, value, mask, dropout, bias, is_causal, None, None, None, scale, None, None, enable_gqa, NEG_INF,
+        None, _TWIN_NAMES,
     )  # fmt: skip
     return output

@@ -4,6 +4,8 @@ import doctest
 import importlib
 import pkgutil
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,13 @@ import torch
 import mha_ext
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "csrc/README.md", "csrc/cpu/README.md")
+    ),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 MODULES = sorted(
     m.name for m in pkgutil.walk_packages(mha_ext.__path__, "mha_ext.") if not m.name.rpartition(".")[2].startswith("_")
 )
@@ -28,11 +36,13 @@ def blocks(page):
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page, tmp_path, monkeypatch):
     """The blocks of one page run in order in one namespace, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "__main__"}
+    module = types.ModuleType("page")  # a real module: torch.compile looks names up there
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    namespace = vars(module)
     for line, code in blocks(page):
         torch.manual_seed(0)
         source = "\n" * (line - 1) + code
@@ -61,7 +71,7 @@ def test_public_names_are_documented_with_an_example(name):
     assert ">>>" in text, f"{name} shows no example"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if "://" not in target:
