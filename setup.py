@@ -29,18 +29,17 @@ COMPILE_FLAGS = [
 ]
 
 
-def sources() -> list[str]:
-    """Every C++ file of the CPU extension, relative to the repository root as setuptools wants it."""
-    patterns = ["csrc/ops/*.cpp", "csrc/cpu/*.cpp", "csrc/cpu/dispatch/*.cpp", "csrc/cpu/isa/*.cpp"]
-    return sorted(path for pattern in patterns for path in glob(pattern, root_dir=HERE))
+def files(*patterns: str) -> list[str]:
+    """Files that match, relative to the repository root, as setuptools wants them."""
+    return sorted(path for pattern in patterns for path in glob(pattern, root_dir=HERE, recursive=True))
 
 
 def cpu_extension() -> Extension:
     # A plain Extension: CppExtension would link libtorch_python, which the stable ABI makes unnecessary.
     return Extension(
         "mha_ext._C",
-        sources(),
-        depends=sorted(glob("csrc/**/*.h", root_dir=HERE, recursive=True) + glob("csrc/**/*.inl", recursive=True)),
+        files("csrc/ops/*.cpp", "csrc/cpu/**/*.cpp"),
+        depends=files("csrc/**/*.h", "csrc/**/*.inl"),
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch_cpu"],
         # -isystem: torch's headers are not ours to keep free of warnings.
