@@ -263,7 +263,7 @@ def test_scores_beyond_the_range_of_float16(dtype):
     key = torch.full((1, 1, 5, 64), 40.0).to(dtype)
     value = torch.randn(1, 1, 5, 4).to(dtype)
     results, grads = gradients({"query": query, "key": key, "value": value}, {"scale": 1.0})
-    assert torch.equal(results["weights"], torch.full((1, 1, 3, 5), 0.2).to(dtype))
+    assert torch.equal(results["weights"], torch.full((1, 1, 3, 5), 0.2, dtype=dtype))
     assert all(torch.isfinite(x).all() for x in (*results.values(), *grads.values()))
 
 
