@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
@@ -21,19 +21,24 @@ FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _DTYPE_TEXT = "float64, float32, bfloat16 or float16"
 _INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _DEVICES = ("cpu", "meta")
+_POSITION_LIMIT = 2**60  # beyond any length, and sums of a few still fit int64
 
 
 def check_float_tensor(name: str, x: object) -> None:
     """``x`` must be a dense floating-point tensor of a supported dtype, on a device that has kernels."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested:
-        kind = "nested" if x.is_nested else str(x.layout)
-        raise NotImplementedError(f"{name} must be a dense (strided) tensor, got a {kind} one")
+    check_dense(name, x)
     if x.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} must be {_DTYPE_TEXT}, got {x.dtype}")
     if x.device.type not in _DEVICES:
         raise NotImplementedError(f"{name} is on device {x.device}, but mha_ext has kernels for cpu only")
+
+
+def check_dense(name: str, x: Tensor) -> None:
+    if x.layout != torch.strided or x.is_nested:
+        kind = "nested" if x.is_nested else str(x.layout)
+        raise NotImplementedError(f"{name} must be a dense (strided) tensor, got a {kind} one")
 
 
 def check_like(name: str, x: object, other_name: str, other: Tensor) -> None:
@@ -48,6 +53,13 @@ def check_like(name: str, x: object, other_name: str, other: Tensor) -> None:
 def check_device(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
     if x.device != other.device:
         raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, got {x.device}")
+
+
+def check_pair(name: str, x: Tensor, first_name: str, first: Tensor) -> None:
+    """``x`` and ``first`` must be matrices that go together: dtype, device, number of dimensions."""
+    check_like(name, x, first_name, first)
+    check_matrix(first_name, first)
+    check_dims(name, x, first_name, first)
 
 
 def check_dims(name: str, x: Tensor, like_name: str, like: Tensor) -> None:
@@ -110,21 +122,34 @@ def check_heads(name: str, x: Tensor, query_name: str, query: Tensor, enable_gqa
 def real_number(name: str, x: object) -> float:
     if isinstance(x, bool) or not isinstance(x, (Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name} must be a real number, got {type(x).__name__}")
-    return x  # type: ignore[return-value]
+    try:
+        return float(x)
+    except OverflowError:
+        raise ValueError(f"{name} must be a number that fits a float, got one of {len(str(x))} digits") from None
+
+
+def position(name: str, x: object, expected: str, got: str) -> int:
+    """``x`` as a position or distance; ``expected`` and ``got`` complete the error's sentence."""
+    if isinstance(x, bool) or not isinstance(x, (Integral, torch.SymInt)):
+        raise TypeError(f"{name} must be {expected}, got {got}")
+    number: int = x if isinstance(x, torch.SymInt) else int(x)  # type: ignore[assignment]
+    if not -_POSITION_LIMIT <= number <= _POSITION_LIMIT:
+        raise ValueError(f"{name} must stay within 2^60, got {got}")
+    return number
 
 
 def scale_or_default(scale: object, head_dim: int) -> float:
     """``scale``, by default 1/√D (Vaswani et al., 2017, section 3.2.1)."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
-    number = float(real_number("scale", scale))
+    number = real_number("scale", scale)
     if not math.isfinite(number):
         raise ValueError(f"scale must be finite, got {number}")
     return number
 
 
 def probability(name: str, p: object) -> float:
-    number = float(real_number(name, p))
+    number = real_number(name, p)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name} must lie in [0, 1], got {number}")
     return number
@@ -161,6 +186,7 @@ def keep_mask(name: str, mask: object, shape: Sequence[int], input_dims: int, li
     """The mask as bool (True = may attend), with all dimensions, never expanded."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(mask).__name__}")
+    check_dense(name, mask)
     if mask.is_complex():
         raise TypeError(f"{name} must be bool, integer or real floating point, got {mask.dtype}")
     check_device(name, mask, "the inputs", like)
@@ -172,13 +198,31 @@ def per_batch(name: str, x: object, batch: Sequence[int], like: Tensor) -> Tenso
     """An int tensor with one entry per batch entry, as int64 of shape ``(*batch or 1, 1)``: the heads share it."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be an int tensor, got {type(x).__name__}")
+    check_dense(name, x)
     if x.dtype not in _INT_DTYPES:
         raise TypeError(f"{name} must be an int tensor, got {x.dtype}")
     check_device(name, x, "the inputs", like)
     full = x[(None,) * (len(batch) - x.dim())] if x.dim() <= len(batch) else x
     if full.dim() != len(batch) or any(own not in (1, size) for own, size in zip(full.shape, batch, strict=True)):
         raise ValueError(f"{name} must have one entry per batch entry, shape {tuple(batch)}, got {tuple(x.shape)}")
-    return full.to(torch.int64).unsqueeze(-1)
+    return full.to(torch.int64).clamp(-_POSITION_LIMIT, _POSITION_LIMIT).unsqueeze(-1)
+
+
+class SoftmaxOptions(NamedTuple):
+    """The options of :func:`mha_ext.masked_softmax` as its caller gave them, and what the caller calls things."""
+
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    is_causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    causal_offset: int | Tensor | str | None = None
+    key_lengths: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    mask_value: float = -math.inf
+    like_name: str = "query"
+    mask_name: str = "mask"
+    bias_name: str = "bias"
 
 
 class Visibility(NamedTuple):
@@ -193,37 +237,22 @@ class Visibility(NamedTuple):
 
 
 def _window_side(window: object, side: int) -> int:
+    expected = "a pair (left, right) of ints or None"
     if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise TypeError(f"window must be a pair (left, right) of ints or None, got {window!r}")
-    value = window[side]
-    if value is None:
-        return UNBOUNDED
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        raise TypeError(f"window must be a pair (left, right) of ints or None, got {window!r}")
-    if not -(2**62) <= value <= 2**62:
-        raise ValueError(f"window must stay within 2^62 on both sides, got {window!r}")
-    return value  # type: ignore[return-value]
+        raise TypeError(f"window must be {expected}, got {window!r}")
+    return UNBOUNDED if window[side] is None else position("window", window[side], expected, repr(window))
 
 
-def visibility(
-    shape: Sequence[int],
-    input_dims: int,
-    like: Tensor,
-    mask_name: str,
-    mask: Tensor | None,
-    is_causal: bool,
-    window: tuple[int | None, int | None] | None,
-    causal_offset: int | Tensor | str | None,
-    key_lengths: Tensor | None,
-) -> Visibility:
+def visibility(shape: Sequence[int], input_dims: int, like: Tensor, options: SoftmaxOptions) -> Visibility:
     """Mask, causality, window and lengths in one: a causal mask is a window that ends at the query's own position."""
     batch, queries, keys = shape[:-3], shape[-2], shape[-1]
+    window, causal_offset = options.window, options.causal_offset
     left = right = UNBOUNDED
     if window is not None:
         left, right = _window_side(window, 0), _window_side(window, 1)
-    if is_causal:
+    if options.is_causal:
         right = min(right, 0)
-    lengths = None if key_lengths is None else per_batch("key_lengths", key_lengths, batch, like)
+    lengths = None if options.key_lengths is None else per_batch("key_lengths", options.key_lengths, batch, like)
     offset, offsets = 0, None
     if isinstance(causal_offset, str):
         if causal_offset != "lower_right":
@@ -231,15 +260,10 @@ def visibility(
         offset, offsets = (keys - queries, None) if lengths is None else (-queries, lengths)
     elif isinstance(causal_offset, Tensor):
         offsets = per_batch("causal_offset", causal_offset, batch, like)
-    elif isinstance(causal_offset, (int, torch.SymInt)) and not isinstance(causal_offset, bool):
-        if not -(2**62) <= causal_offset <= 2**62:
-            raise ValueError(f"causal_offset must stay within 2^62, got {causal_offset}")
-        offset = causal_offset
     elif causal_offset is not None:
-        raise TypeError(
-            f"causal_offset must be an int, an int tensor or 'lower_right', got {type(causal_offset).__name__}"
-        )
-    keep = None if mask is None else keep_mask(mask_name, mask, shape, input_dims, like)
+        got = str(causal_offset) if isinstance(causal_offset, (int, torch.SymInt)) else type(causal_offset).__name__
+        offset = position("causal_offset", causal_offset, "an int, an int tensor or 'lower_right'", got)
+    keep = None if options.mask is None else keep_mask(options.mask_name, options.mask, shape, input_dims, like)
     return Visibility(keep, lengths, offsets, left, right, offset)
 
 
@@ -247,36 +271,33 @@ def softcap_or_zero(softcap: object) -> float:
     """The operators write "no softcap" as 0."""
     if softcap is None:
         return 0.0
-    number = float(real_number("softcap", softcap))
+    number = real_number("softcap", softcap)
     if not (number > 0 and math.isfinite(number)):
         raise ValueError(f"softcap must be positive and finite, or None, got {number}")
     return number
 
 
 def check_mask_value(mask_value: object) -> float:
-    number = float(real_number("mask_value", mask_value))
+    number = real_number("mask_value", mask_value)
     if math.isnan(number) or number == math.inf:
         raise ValueError(f"mask_value must be -inf or finite, got {number}")
     return number
 
 
-def full_bias(
-    name: str, bias: object, shape: Sequence[int], input_dims: int, like_name: str, like: Tensor
-) -> Tensor | None:
+def full_bias(options: SoftmaxOptions, shape: Sequence[int], input_dims: int, like: Tensor) -> Tensor | None:
     """The additive bias as a view with all dimensions."""
-    if bias is None:
+    if options.bias is None:
         return None
-    check_like(name, bias, like_name, like)
-    assert isinstance(bias, Tensor)
-    return broadcastable(name, bias, shape, input_dims)
+    check_like(options.bias_name, options.bias, options.like_name, like)
+    return broadcastable(options.bias_name, options.bias, shape, input_dims)
 
 
-def full_sinks(sinks: object, shape: Sequence[int], like_name: str, like: Tensor) -> Tensor | None:
+def full_sinks(options: SoftmaxOptions, shape: Sequence[int], like: Tensor) -> Tensor | None:
     """Sinks ``(H,)`` with all batch dimensions in front."""
+    sinks = options.sinks
     if sinks is None:
         return None
-    check_like("sinks", sinks, like_name, like)
-    assert isinstance(sinks, Tensor)
+    check_like("sinks", sinks, options.like_name, like)
     heads = shape[-3]
     if sinks.dim() != 1 or sinks.shape[0] != heads:
         raise ValueError(f"sinks must have shape ({heads},), one per head, got {tuple(sinks.shape)}")

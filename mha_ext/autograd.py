@@ -19,7 +19,7 @@ neither                                  the operator itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ def needs_full() -> bool:
 
 class Rule(Protocol):
     """What is known of one operator. ``ctx`` is the context of an ``autograd.Function``."""
+
+    call: Callable[..., Any]
 
     def op(self, *args: Any) -> Any:
         """The native operator."""
@@ -66,6 +68,7 @@ class DifferentiableOp:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
+        rule.call = self  # the rules differentiate themselves: a jvp or vmap of an operator calls it again
         self.op = rule.op
         self.plain, self.full = _functions(rule)
 
@@ -151,6 +154,7 @@ class Bilinear:
 
     op: Callable[..., Tensor]
     reference: Callable[..., Tensor]
+    call: Callable[..., Any]
 
     def grad_a(self, grad: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
         raise NotImplementedError
@@ -171,14 +175,13 @@ class Bilinear:
 
     def jvp(self, ctx: Any, *tangents: Any) -> Any:
         a, b = ctx.saved_tensors
-        call = DIFFERENTIABLE[type(self)]
-        from_a = None if tangents[0] is None else call(tangents[0], b, *ctx.rest)
-        from_b = None if tangents[1] is None else call(a, tangents[1], *ctx.rest)
+        from_a = None if tangents[0] is None else self.call(tangents[0], b, *ctx.rest)
+        from_b = None if tangents[1] is None else self.call(a, tangents[1], *ctx.rest)
         return _add(from_a, from_b)
 
     def vmap(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         a, b = (batch_first(x, d, info.batch_size, expand=True) for x, d in zip(args[:2], in_dims[:2], strict=True))
-        return DIFFERENTIABLE[type(self)](a, b, *args[2:]), 0
+        return self.call(a, b, *args[2:]), 0
 
 
 class Scores(Bilinear):
@@ -229,28 +232,39 @@ def masked_softmax_backward(*args: Any) -> tuple[Tensor, Tensor | None, Tensor |
     return ops.masked_softmax_backward(*args)
 
 
+class SoftmaxNumbers(NamedTuple):
+    """The softmax operator's arguments that are not tensors."""
+
+    window_left: int = reference.UNBOUNDED
+    window_right: int = reference.UNBOUNDED
+    causal_offset: int = 0
+    softcap: float = 0.0
+    mask_value: float = -torch.inf
+
+
 class MaskedSoftmax:
     """P = softmax(x), x = softcap · tanh(S / softcap) + bias:  dx = P (dP - Σ P dP), and the chain rule from there."""
 
+    call: Callable[..., Any]
     op = staticmethod(ops.masked_softmax)
     reference = staticmethod(reference.masked_softmax)
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
-        scores, bias, sinks, mask, key_lengths, causal_offsets, *ctx.numbers = inputs
+        scores, bias, sinks, mask, key_lengths, causal_offsets, *numbers = inputs
+        ctx.numbers = SoftmaxNumbers(*numbers)
         ctx.bias_shape = None if bias is None else bias.shape
         ctx.sinks_like = None if sinks is None else (sinks.shape, sinks.dtype)
         weights, sink_weights = output
-        kept_scores = scores if ctx.numbers[3] else None  # softcap: its slope depends on them
+        kept_scores = scores if ctx.numbers.softcap else None  # softcap's slope depends on them
         return weights, sink_weights, kept_scores, mask, key_lengths, causal_offsets
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         weights, sink_weights, scores, *visibility = ctx.saved_tensors
-        softcap = ctx.numbers[3]
         wants_bias = ctx.bias_shape is not None and ctx.needs_input_grad[1]
         grad_sink_weights = None if sink_weights is None else grads[1]
         grad_scores, grad_logits, grad_sink_rows = masked_softmax_backward(
             weights, grads[0], sink_weights, grad_sink_weights, scores, *visibility, *ctx.numbers,
-            wants_bias and bool(softcap),
+            wants_bias and bool(ctx.numbers.softcap),
         )  # fmt: skip
         grad_bias = grad_sinks = None
         if wants_bias:
@@ -262,13 +276,13 @@ class MaskedSoftmax:
 
     def jvp(self, ctx: Any, *tangents: Any) -> Any:
         weights, sink_weights, scores, *visibility = ctx.saved_tensors
-        softcap, mask_value = ctx.numbers[3:]
+        softcap = ctx.numbers.softcap
         t_scores, t_bias, t_sinks = tangents[:3]
         constant = weights == 0
-        if mask_value != -torch.inf:  # the logit of a hidden key is a constant
+        if ctx.numbers.mask_value != -torch.inf:  # the logit of a hidden key is a constant
             constant = constant | ~reference.visible(weights, *visibility, *ctx.numbers[:3])
         if t_scores is not None and softcap:
-            t_scores = t_scores * (1 - torch.tanh(torch.where(constant, 0.0, scores) / softcap) ** 2)
+            t_scores = t_scores * reference.softcap_slope(torch.where(constant, 0.0, scores), softcap)
         t_logits = _add(t_scores, t_bias)
         t_logits = torch.zeros_like(weights) if t_logits is None else torch.where(constant, 0.0, t_logits)
         t_sink_rows = None
@@ -276,8 +290,7 @@ class MaskedSoftmax:
             t_sink_rows = t_sinks.unsqueeze(-1).to(sink_weights.dtype).expand(sink_weights.shape)
         # The Jacobian is symmetric: what takes dP to dx takes the tangent of x to that of P.
         t_weights, _, t_sink_weights = masked_softmax_backward(
-            weights, t_logits, sink_weights, t_sink_rows, None, None, None, None,
-            reference.UNBOUNDED, reference.UNBOUNDED, 0, 0.0, -torch.inf, False,
+            weights, t_logits, sink_weights, t_sink_rows, None, None, None, None, *SoftmaxNumbers(), False
         )  # fmt: skip
         return t_weights, t_sink_weights
 
@@ -299,6 +312,7 @@ def _sum_to_shape(x: Tensor, shape: Any) -> Tensor:
 class SumOver:
     """y = Σ x over ``dims``, which stay with size 1; the order of summation is fixed. dx = dy, broadcast."""
 
+    call: Callable[..., Any]
     op = staticmethod(ops.sum_over)
 
     def reference(self, x: Tensor, dims: list[int]) -> Tensor:
@@ -321,6 +335,7 @@ class SumOver:
 class Dropout:
     """y = x · keep / (1 - p), keep a function of (seed, position): linear in x, so it is its own derivative."""
 
+    call: Callable[..., Any]
     op = staticmethod(ops.dropout)
 
     def reference(self, weights: Tensor, seed: Tensor, p: float) -> Tensor:
@@ -339,12 +354,15 @@ class Dropout:
     def vmap(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         # One by one: each sample counts its positions from zero, with its own seed or the shared one.
         weights, seed = (batch_first(args[i], in_dims[i], info.batch_size, expand=True) for i in range(2))
+        if info.batch_size == 0:
+            return weights.clone(), 0
         return torch.stack([dropout(weights[i], seed[i], args[2]) for i in range(info.batch_size)]), 0
 
 
 class KeepMask:
     """Any mask as bool; not differentiable."""
 
+    call: Callable[..., Any]
     op = staticmethod(ops.keep_mask)
 
     def reference(self, mask: Tensor) -> Tensor:
@@ -371,10 +389,6 @@ masked_softmax = DifferentiableOp(MaskedSoftmax())
 sum_over = DifferentiableOp(SumOver())
 dropout = DifferentiableOp(Dropout())
 keep_mask = DifferentiableOp(KeepMask())
-
-DIFFERENTIABLE: dict[type, DifferentiableOp] = {
-    type(op.rule): op for op in (attention_scores, weighted_sum, weighted_sum_over_queries)
-}
 
 # torch.autograd.grad(is_grads_batched=True), and with it functional.jacobian(vectorize=True) and gradcheck's batched
 # check, runs backward under torch's older vmap, which needs_full() does not see. It loops over simple operators by

@@ -8,34 +8,19 @@ float32, bfloat16 or float16; sums are kept in float32 (float64 for float64).
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Real
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from . import arguments as args
-from . import autograd
-from .arguments import without_heads
+from . import composition
+from .arguments import SoftmaxOptions
 
 NEG_INF = float("-inf")
 
 Window = tuple[int | None, int | None]
 CausalOffset = int | Tensor | str
 DropoutLike = float | nn.Dropout | Callable[[Tensor], Tensor]
-
-
-def _autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Casts to the autocast dtype where autocast is on, as torch does for scaled_dot_product_attention: float64 and
-    what is not floating point stay."""
-    first = next((x for x in tensors if isinstance(x, Tensor)), None)
-    if first is None or not torch.is_autocast_enabled(first.device.type):
-        return tensors
-    dtype = torch.get_autocast_dtype(first.device.type)
-    return tuple(
-        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
-        for x in tensors
-    )
 
 
 def attention_scores(query: Tensor, key: Tensor, *, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
@@ -63,16 +48,7 @@ def attention_scores(query: Tensor, key: Tensor, *, scale: float | None = None, 
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1, https://arxiv.org/abs/1706.03762
     """
-    args.check_float_tensor("query", query)
-    args.check_float_tensor("key", key)
-    query, key = _autocast(query, key)  # type: ignore[assignment]
-    _check_pair("key", key, "query", query)
-    args.check_size("key", key, -1, query.shape[-1], "the head size of query")
-    dims = query.dim()
-    q, k = args.expand_together(("query", "key"), (args.with_heads(query), args.with_heads(key)))
-    args.check_heads("key", k, "query", q, enable_gqa)
-    scale = args.scale_or_default(scale, query.shape[-1])
-    return without_heads(autograd.attention_scores(q, k, scale), dims)
+    return composition.scores(query, key, scale, enable_gqa)
 
 
 def masked_softmax(
@@ -128,52 +104,10 @@ def masked_softmax(
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html;
     softcap: Gemma 2, https://arxiv.org/abs/2408.00118; sinks: https://arxiv.org/abs/2309.17453
     """
-    args.check_float_tensor("scores", scores)
-    args.check_matrix("scores", scores)
-    return _masked_softmax(
-        scores, mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value, _STEP_NAMES
+    options = SoftmaxOptions(
+        mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value, like_name="scores"
     )
-
-
-class _Names(NamedTuple):
-    """What the caller's arguments are called, for error texts."""
-
-    like: str
-    mask: str
-    bias: str
-
-
-_STEP_NAMES = _Names("scores", "mask", "bias")
-_ATTENTION_NAMES = _Names("query", "mask", "bias")
-_TWIN_NAMES = _Names("query", "attn_mask", "attn_mask")
-
-
-def _masked_softmax(
-    scores: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    window: Window | None,
-    causal_offset: CausalOffset | None,
-    key_lengths: Tensor | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    mask_value: float,
-    names: _Names,
-) -> Tensor:
-    dims = scores.dim()
-    full = args.with_heads(scores)
-    shape = full.shape
-    visibility = args.visibility(shape, dims, full, names.mask, mask, is_causal, window, causal_offset, key_lengths)
-    weights, _ = autograd.masked_softmax(
-        full,
-        args.full_bias(names.bias, bias, shape, dims, names.like, scores),
-        args.full_sinks(sinks, shape, names.like, scores),
-        *visibility,
-        args.softcap_or_zero(softcap),
-        args.check_mask_value(mask_value),
-    )
-    return without_heads(weights, dims)
+    return composition.softmax(scores, options)
 
 
 def weighted_sum(weights: Tensor, value: Tensor, *, enable_gqa: bool = False) -> Tensor:
@@ -201,53 +135,7 @@ def weighted_sum(weights: Tensor, value: Tensor, *, enable_gqa: bool = False) ->
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1, https://arxiv.org/abs/1706.03762
     """
-    args.check_float_tensor("weights", weights)
-    args.check_float_tensor("value", value)
-    weights, value = _autocast(weights, value)  # type: ignore[assignment]
-    _check_pair("value", value, "weights", weights)
-    args.check_size("value", value, -2, weights.shape[-1], "the number of keys in weights")
-    dims = weights.dim()
-    w, v = args.expand_together(("weights", "value"), (args.with_heads(weights), args.with_heads(value)))
-    args.check_heads("value", v, "weights", w, enable_gqa)
-    return without_heads(autograd.weighted_sum(w, v, 1.0), dims)
-
-
-def _check_pair(name: str, x: Tensor, first_name: str, first: Tensor) -> None:
-    args.check_like(name, x, first_name, first)
-    args.check_matrix(first_name, first)
-    args.check_dims(name, x, first_name, first)
-
-
-def _draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """64 random bits from torch's generator of the device, as a tensor: torch.manual_seed governs them, and compiled or
-    checkpointed code replays them."""
-    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device, generator=generator)
-
-
-def _dropout_step(dropout: DropoutLike | None, generator: torch.Generator | None) -> Callable[[Tensor], Tensor] | None:
-    """What dropout does to the weights; None: nothing."""
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
-    if dropout is None:
-        return None
-    if isinstance(dropout, nn.Dropout):
-        p = args.probability("dropout", dropout.p) if dropout.training else 0.0
-    elif callable(dropout):
-        return dropout
-    elif isinstance(dropout, Real) and not isinstance(dropout, bool):
-        p = args.probability("dropout", dropout)
-    else:
-        raise TypeError(
-            f"dropout must be None, a probability, an nn.Dropout or a callable, got {type(dropout).__name__}"
-        )
-    if p == 0.0:
-        return None
-
-    def drop(weights: Tensor) -> Tensor:
-        seed = _draw_seed(weights.device, generator)
-        return without_heads(autograd.dropout(args.with_heads(weights), seed, p), weights.dim())
-
-    return drop
+    return composition.weighted_sum(weights, value, enable_gqa)
 
 
 def attention(
@@ -312,52 +200,9 @@ def attention(
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, https://arxiv.org/abs/1706.03762
     """
-    output, weights = _attention(
-        query, key, value, mask, dropout, bias, is_causal, window, causal_offset, key_lengths, scale, softcap, sinks,
-        enable_gqa, mask_value, generator, _ATTENTION_NAMES,
-    )  # fmt: skip
+    options = SoftmaxOptions(mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value)
+    output, weights = composition.attention(query, key, value, options, dropout, scale, enable_gqa, generator)
     return output, (weights if need_weights else None)
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: DropoutLike | None,
-    bias: Tensor | None,
-    is_causal: bool,
-    window: Window | None,
-    causal_offset: CausalOffset | None,
-    key_lengths: Tensor | None,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    enable_gqa: bool,
-    mask_value: float,
-    generator: torch.Generator | None,
-    names: _Names,
-) -> tuple[Tensor, Tensor]:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        args.check_float_tensor(name, x)
-    query, key, value, bias, sinks = _autocast(query, key, value, bias, sinks)  # type: ignore[assignment]
-    _check_attention(query, key, value)
-    drop = _dropout_step(dropout, generator)
-    scores = attention_scores(query, key, scale=scale, enable_gqa=enable_gqa)
-    weights = _masked_softmax(
-        scores, mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value, names
-    )
-    weights = weights if drop is None else drop(weights)
-    return weighted_sum(weights, value, enable_gqa=enable_gqa), weights
-
-
-def _check_attention(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """What the steps cannot say in the user's words."""
-    _check_pair("key", key, "query", query)
-    _check_pair("value", value, "query", query)
-    args.check_size("value", value, -2, key.shape[-2], "the number of keys")
-    if query.dim() > 3 and key.shape[-3] != value.shape[-3]:
-        raise ValueError(f"value must have the number of heads of key, {key.shape[-3]}, got {value.shape[-3]}")
 
 
 def scaled_dot_product_attention(
@@ -376,8 +221,9 @@ def scaled_dot_product_attention(
         query: ``(..., H, Lq, D)``.
         key: ``(..., H, Lk, D)``.
         value: ``(..., H, Lk, Dv)``.
-        attn_mask: bool = keep-mask; floating point (the query's dtype) = added to the scores. Broadcasts to
-            ``(..., H, Lq, Lk)``. Unlike torch's, it may be combined with ``is_causal``: both then apply.
+        attn_mask: bool = keep-mask; floating point (of the query's dtype) = added to the scores. Broadcasts to
+            ``(..., H, Lq, Lk)``; float32 goes with a bfloat16 or float16 query too. Unlike torch's, it may be combined
+            with ``is_causal``: both then apply.
         dropout_p: probability that a weight is dropped. Applied whenever positive, as torch does: pass 0 in evaluation.
         is_causal: query ``i`` sees key ``j`` only if ``j <= i``.
         scale: default ``1/√D``.
@@ -398,18 +244,34 @@ def scaled_dot_product_attention(
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
     """
     dropout = args.probability("dropout_p", dropout_p)
-    mask = bias = None
+    options = SoftmaxOptions(is_causal=is_causal, mask_name="attn_mask", bias_name="attn_mask")
     if attn_mask is not None:
-        if not isinstance(attn_mask, Tensor):
-            raise TypeError(f"attn_mask must be a torch.Tensor, got {type(attn_mask).__name__}")
-        if attn_mask.dtype == torch.bool:
-            mask = attn_mask
-        elif attn_mask.is_floating_point():
-            bias = attn_mask
-        else:
-            raise TypeError(f"attn_mask must be bool (keep) or floating point (additive), got {attn_mask.dtype}")
-    output, _ = _attention(
-        query, key, value, mask, dropout, bias, is_causal, None, None, None, scale, None, None, enable_gqa, NEG_INF,
-        None, _TWIN_NAMES,
-    )  # fmt: skip
+        options = _with_attn_mask(options, attn_mask, query)
+    if isinstance(scale, Tensor):
+        scale = float(scale)
+    if not enable_gqa:
+        query, key, value = _heads_together(query, key, value)
+    output, _ = composition.attention(query, key, value, options, dropout, scale, enable_gqa)
     return output
+
+
+def _with_attn_mask(options: SoftmaxOptions, attn_mask: Tensor, query: Tensor) -> SoftmaxOptions:
+    """torch's ``attn_mask`` is a keep-mask when bool; in float32 or the query's dtype it is added to the scores."""
+    if not isinstance(attn_mask, Tensor):
+        raise TypeError(f"attn_mask must be a torch.Tensor, got {type(attn_mask).__name__}")
+    if attn_mask.dtype == torch.bool:
+        return options._replace(mask=attn_mask)
+    if not attn_mask.is_floating_point():
+        raise TypeError(f"attn_mask must be bool (keep) or floating point (additive), got {attn_mask.dtype}")
+    half_query = isinstance(query, Tensor) and query.dtype in (torch.bfloat16, torch.float16)
+    if attn_mask.dtype == torch.float32 and half_query:
+        attn_mask = attn_mask.to(query.dtype)
+    return options._replace(bias=attn_mask)
+
+
+def _heads_together(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """A head dimension of 1 broadcasts, as in torch's matmul; a view."""
+    if not all(isinstance(x, Tensor) and x.dim() > 3 for x in tensors):
+        return tensors
+    heads = max(x.shape[-3] for x in tensors)
+    return tuple(x.expand(*x.shape[:-3], heads, *x.shape[-2:]) if x.shape[-3] == 1 else x for x in tensors)

@@ -97,9 +97,12 @@ class MultiHeadAttention(nn.Module):
             Output ``(B, Lq, d_model)`` and the weights of every head ``(B, n_heads, Lq, Lk)``.
 
         Raises:
+            TypeError: an input that is not a tensor.
             ValueError: an input that is not ``(B, L, d_model)``.
         """
         for name, x in (("Q", Q), ("K", K), ("V", V)):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
             if x.dim() != 3 or x.shape[-1] != self.d_model:
                 raise ValueError(f"{name} must have shape (batch, length, {self.d_model}), got {tuple(x.shape)}")
         q, k, v = (self._split(layer(x)) for layer, x in ((self.W_Q, Q), (self.W_K, K), (self.W_V, V)))

@@ -35,6 +35,13 @@ def weighted_sum_over_queries(weights: Tensor, x: Tensor, kv_heads: int, scale: 
     return scale * per_head.unflatten(-3, (kv_heads, group)).sum(-3)
 
 
+def softcap_slope(scores: Tensor, softcap: float) -> Tensor:
+    """d/dS of softcap · tanh(S / softcap), 1 - tanh², as 4e / (1 + e)² with e = exp(-2 |S| / softcap): the difference
+    would lose every digit where tanh is close to 1."""
+    e = torch.exp(-2 * (scores / softcap).abs())
+    return 4 * e / (1 + e) ** 2
+
+
 def visible(
     scores: Tensor,
     mask: Tensor | None,
@@ -117,11 +124,12 @@ def masked_softmax_backward(
     A weight of exactly 0 contributes nothing, even where dP is NaN: the value of a hidden key may be anything. The same
     holds for what the next derivative brings from outside, hence the second where.
     """
+    dtype, sums = weights.dtype, torch.float64 if weights.dtype == torch.float64 else torch.float32
     constant = weights == 0
-    grad_weights = torch.where(constant, 0.0, grad_weights)
+    weights, grad_weights = weights.to(sums), torch.where(constant, 0.0, grad_weights).to(sums)
     delta = (weights * grad_weights).sum(-1, keepdim=True)
     if sink_weights is not None and grad_sink_weights is not None:
-        delta = delta + (sink_weights * grad_sink_weights).unsqueeze(-1).to(weights.dtype)
+        delta = delta + (sink_weights * grad_sink_weights).unsqueeze(-1)
     if mask_value != -torch.inf:  # hidden keys have weight, but their logit is a constant
         constant = constant | ~visible(
             weights, mask, key_lengths, causal_offsets, window_left, window_right, causal_offset
@@ -129,9 +137,9 @@ def masked_softmax_backward(
     grad_logits = torch.where(constant, 0.0, weights * (grad_weights - delta))
     grad_scores = grad_logits
     if softcap and scores is not None:
-        grad_scores = grad_logits * (1 - torch.tanh(torch.where(constant, 0.0, scores) / softcap) ** 2)
+        grad_scores = grad_logits * softcap_slope(torch.where(constant, 0.0, scores).to(sums), softcap)
     grad_sink_rows = None
     if sink_weights is not None:
         own = 0.0 if grad_sink_weights is None else grad_sink_weights
-        grad_sink_rows = sink_weights * (own - delta.squeeze(-1).to(sink_weights.dtype))
-    return grad_scores, (grad_logits if want_grad_logits else None), grad_sink_rows
+        grad_sink_rows = sink_weights * (own - delta.squeeze(-1))
+    return grad_scores.to(dtype), (grad_logits.to(dtype) if want_grad_logits else None), grad_sink_rows
