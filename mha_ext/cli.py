@@ -22,7 +22,7 @@ from .demo import demo
 
 __all__ = ["main"]
 
-EPILOG = "MHA_EXT_ISA=generic|avx2|avx512|... in the environment caps the instruction-set level that the kernels use."
+EPILOG = "MHA_EXT_ISA=generic|avx2|avx512|... in the environment selects the instruction-set level."
 WIDTH_IN_FILES = 160  # columns, where output goes to no terminal: the tables of bench need that many
 
 
@@ -85,8 +85,6 @@ def _demo(options: argparse.Namespace, console: Console, parser: argparse.Argume
 
 
 def _info(options: argparse.Namespace, console: Console, parser: argparse.ArgumentParser) -> int:
-    built = build_info()
-    architectures = built.pop("cuda_archs", "none")
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -98,8 +96,7 @@ def _info(options: argparse.Namespace, console: Console, parser: argparse.Argume
         "ISA levels here": ", ".join(supported_isas()),
         "ISA level in use": isa(),
         "threads": str(torch.get_num_threads()),
-        "CUDA architectures built": str(architectures),
-        **{f"built with: {name}": str(value) for name, value in built.items()},
+        **{f"built with: {name}": str(value) for name, value in build_info().items()},
     }
     for name, value in rows.items():
         table.add_row(name, escape(value))

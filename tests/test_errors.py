@@ -57,8 +57,8 @@ INPUTS = [
      "key must have the number of heads of query, 4, got 2 (enable_gqa=True lets several query heads share one)"),
     ("heads_do_not_divide", lambda: attend(torch.zeros(2, 3, 5, 8), enable_gqa=True), ValueError,
      "key must have a number of heads that divides query's 3, got 2"),
-    ("heads_of_value", lambda: attend(torch.zeros(2, 4, 5, 8), KEY, torch.zeros(2, 3, 7, 6), enable_gqa=True), ValueError,
-     "value must have a number of heads that divides query's 4, got 3"),
+    ("heads_of_value", lambda: attend(QUERY.repeat(1, 2, 1, 1), KEY, torch.zeros(2, 3, 7, 6), enable_gqa=True),
+     ValueError, "value must have a number of heads that divides query's 4, got 3"),
 ]
 
 MASKS = [
