@@ -109,6 +109,7 @@ def expand_together(names: Sequence[str], tensors: Sequence[Tensor]) -> list[Ten
 
 def check_heads(name: str, x: Tensor, query_name: str, query: Tensor, enable_gqa: bool) -> None:
     """Key/value heads must equal the query's, or divide them with ``enable_gqa``."""
+    check_flag("enable_gqa", enable_gqa)
     heads, kv_heads = query.shape[-3], x.shape[-3]
     if heads == kv_heads:
         return
@@ -143,9 +144,14 @@ def scale_or_default(scale: object, head_dim: int) -> float:
     if scale is None:
         return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
     number = real_number("scale", scale)
-    if not math.isfinite(number):
+    if not -math.inf < number < math.inf:  # comparisons: while compiling, the number may be symbolic
         raise ValueError(f"scale must be finite, got {number}")
     return number
+
+
+def check_flag(name: str, x: object) -> None:
+    if not isinstance(x, bool):
+        raise TypeError(f"{name} must be True or False, got {type(x).__name__}")
 
 
 def probability(name: str, p: object) -> float:
@@ -247,6 +253,7 @@ def visibility(shape: Sequence[int], input_dims: int, like: Tensor, options: Sof
     """Mask, causality, window and lengths in one: a causal mask is a window that ends at the query's own position."""
     batch, queries, keys = shape[:-3], shape[-2], shape[-1]
     window, causal_offset = options.window, options.causal_offset
+    check_flag("is_causal", options.is_causal)
     left = right = UNBOUNDED
     if window is not None:
         left, right = _window_side(window, 0), _window_side(window, 1)
@@ -272,14 +279,14 @@ def softcap_or_zero(softcap: object) -> float:
     if softcap is None:
         return 0.0
     number = real_number("softcap", softcap)
-    if not (number > 0 and math.isfinite(number)):
+    if not 0 < number < math.inf:
         raise ValueError(f"softcap must be positive and finite, or None, got {number}")
     return number
 
 
 def check_mask_value(mask_value: object) -> float:
     number = real_number("mask_value", mask_value)
-    if math.isnan(number) or number == math.inf:
+    if not number < math.inf:
         raise ValueError(f"mask_value must be -inf or finite, got {number}")
     return number
 

@@ -9,8 +9,8 @@ torch has no single route that does everything: ``register_autograd`` loses forw
 So each operator gets two Functions, and :class:`DifferentiableOp` chooses:
 
 ======================================  ===================================================================
-a ``torch.func`` transform or forward    ``Full``: backward, jvp and vmap. While compiling: the plain-torch
-AD is active                             reference, because Dynamo would drop a custom jvp without a word.
+a ``torch.func`` transform or forward    ``Full``: backward, jvp and vmap. While compiling, and for jvp of jvp: the
+AD is active                             plain-torch reference, because torch would drop tangents without a word.
 some input requires grad                 ``Plain``: backward only; fast, and Dynamo can trace it.
 neither                                  the operator itself.
 ======================================  ===================================================================
@@ -37,6 +37,14 @@ def needs_full() -> bool:
     Both probes are private to torch; they are the only ones that Dynamo traces right, and tests pin them.
     """
     return _functorch_active() or forward_ad._current_level >= 0
+
+
+def _forward_levels() -> int:
+    """How many forward-mode levels are active. In a Function, torch keeps only the innermost tangents of what was saved
+    for forward, so that jvp of jvp would be zero without a word."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    nested = sum(level.key() == torch._C._functorch.TransformType.Jvp for level in stack)
+    return max(nested, forward_ad._current_level + 1)
 
 
 class Rule(Protocol):
@@ -74,7 +82,8 @@ class DifferentiableOp:
 
     def __call__(self, *args: Any) -> Any:
         if needs_full():
-            return self.rule.reference(*args) if torch.compiler.is_compiling() else self.full.apply(*args)
+            by_torch = torch.compiler.is_compiling() or _forward_levels() > 1
+            return self.rule.reference(*args) if by_torch else self.full.apply(*args)
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
             return self.plain.apply(*(_distinct(args) if torch.compiler.is_compiling() else args))
         return self.op(*args)

@@ -30,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status, 1 if a check failed; wrong arguments raise SystemExit(2)."""
     parser = _parser()
     options = parser.parse_args(argv)
+    try:
+        isa()
+    except ValueError as error:  # MHA_EXT_ISA names a level that this machine lacks
+        parser.error(str(error))
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH_IN_FILES

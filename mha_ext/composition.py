@@ -105,6 +105,19 @@ def _dropout_step(dropout: object, generator: torch.Generator | None) -> Callabl
     return drop
 
 
+def _dropped(drop: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+    """The weights after dropout, which may be a user's function: it must keep what it is given."""
+    result = drop(weights)
+    if not isinstance(result, Tensor):
+        raise TypeError(f"dropout must return a torch.Tensor, got {type(result).__name__}")
+    if result.shape != weights.shape or result.dtype != weights.dtype:
+        raise ValueError(
+            f"dropout must return weights of shape {tuple(weights.shape)} and {weights.dtype}, "
+            f"got {tuple(result.shape)} and {result.dtype}"
+        )
+    return result
+
+
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     """What the steps could only say in terms of scores and weights."""
     args.check_pair("key", key, "query", query)
@@ -132,5 +145,5 @@ def attention(
     _check_inputs(query, key, value, enable_gqa)
     drop = _dropout_step(dropout, generator)
     weights = softmax(scores(query, key, scale, enable_gqa), options._replace(bias=bias, sinks=sinks))
-    weights = weights if drop is None else drop(weights)
+    weights = weights if drop is None else _dropped(drop, weights)
     return weighted_sum(weights, value, enable_gqa), weights

@@ -201,6 +201,7 @@ def attention(
     Source: Vaswani et al., "Attention Is All You Need", 2017, https://arxiv.org/abs/1706.03762
     """
     options = SoftmaxOptions(mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value)
+    args.check_flag("need_weights", need_weights)
     output, weights = composition.attention(query, key, value, options, dropout, scale, enable_gqa, generator)
     return output, (weights if need_weights else None)
 
@@ -270,8 +271,12 @@ def _with_attn_mask(options: SoftmaxOptions, attn_mask: Tensor, query: Tensor) -
 
 
 def _heads_together(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """A head dimension of 1 broadcasts, as in torch's matmul; a view."""
-    if not all(isinstance(x, Tensor) and x.dim() > 3 for x in tensors):
+    """Missing leading dimensions and a head dimension of 1 broadcast, as in torch's matmul; views."""
+    if not all(isinstance(x, Tensor) and x.dim() >= 2 for x in tensors):
+        return tensors
+    dims = max(x.dim() for x in tensors)
+    tensors = tuple(x[(None,) * (dims - x.dim())] for x in tensors)
+    if dims < 4:
         return tensors
     heads = max(x.shape[-3] for x in tensors)
     return tuple(x.expand(*x.shape[:-3], heads, *x.shape[-2:]) if x.shape[-3] == 1 else x for x in tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from .arguments import probability
 from .functional import attention
 
 
@@ -14,6 +15,7 @@ class SelfAttention(nn.Module):
         dropout: probability of dropping a weight in training mode; default 0.1.
 
     Raises:
+        TypeError: ``dropout`` is not a number.
         ValueError: ``dropout`` outside [0, 1].
 
     Example:
@@ -28,7 +30,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(probability("dropout", dropout))
 
     def forward(self, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Output and weights of :func:`mha_ext.attention`.
@@ -58,6 +60,7 @@ class MultiHeadAttention(nn.Module):
         dropout: probability of dropping a weight in training mode; default 0.1.
 
     Raises:
+        TypeError: ``d_model`` or ``n_heads`` is not an int, ``dropout`` not a number.
         ValueError: ``d_model`` is not a positive multiple of ``n_heads``, or ``dropout`` lies outside [0, 1].
 
     Example:
@@ -72,6 +75,9 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, dropout: float = 0.1) -> None:
         super().__init__()
+        for name, x in (("d_model", d_model), ("n_heads", n_heads)):
+            if isinstance(x, bool) or not isinstance(x, int):
+                raise TypeError(f"{name} must be an int, got {type(x).__name__}")
         if d_model <= 0 or n_heads <= 0 or d_model % n_heads != 0:
             raise ValueError(f"d_model must be a positive multiple of n_heads, got {d_model} and {n_heads}")
         self.d_model = d_model

@@ -31,33 +31,47 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 # Every kernel writes a new contiguous tensor, so new_empty has the right strides.
 
 
+def _check_devices(*tensors: object) -> None:
+    """One meta tensor among the arguments brings the whole call here: without this, its result would be made of
+    whatever lies in fresh memory."""
+    devices = {x.device for x in tensors if isinstance(x, Tensor)}
+    if len(devices) > 1:
+        raise ValueError(f"mha_ext: all tensors must be on one device, got {', '.join(sorted(map(str, devices)))}")
+
+
 @torch.library.register_fake("mha_ext::attention_scores")
 def _(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    _check_devices(query, key)
     return query.new_empty(*query.shape[:-1], key.shape[-2])
 
 
 @torch.library.register_fake("mha_ext::attention_scores_out")
 def _(query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:
+    _check_devices(query, key, out)
     return None
 
 
 @torch.library.register_fake("mha_ext::weighted_sum")
 def _(weights: Tensor, value: Tensor, scale: float) -> Tensor:
+    _check_devices(weights, value)
     return weights.new_empty(*weights.shape[:-1], value.shape[-1])
 
 
 @torch.library.register_fake("mha_ext::weighted_sum_out")
 def _(weights: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
+    _check_devices(weights, value, out)
     return None
 
 
 @torch.library.register_fake("mha_ext::weighted_sum_over_queries")
 def _(weights: Tensor, x: Tensor, kv_heads: int, scale: float) -> Tensor:
+    _check_devices(weights, x)
     return weights.new_empty(*weights.shape[:-3], kv_heads, weights.shape[-1], x.shape[-1])
 
 
 @torch.library.register_fake("mha_ext::masked_softmax")
 def _(scores: Tensor, bias: Tensor | None, sinks: Tensor | None, *visibility: object) -> tuple[Tensor, Tensor | None]:
+    _check_devices(scores, bias, sinks, *visibility)
     rows = scores.shape[:-1]
     sink_weights = None if sinks is None else scores.new_empty(rows, dtype=accumulation_dtype(scores.dtype))
     return scores.new_empty(scores.shape), sink_weights
@@ -67,6 +81,7 @@ def _(scores: Tensor, bias: Tensor | None, sinks: Tensor | None, *visibility: ob
 def _(
     weights: Tensor, grad_weights: Tensor, sink_weights: Tensor | None, *rest: object
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    _check_devices(weights, grad_weights, sink_weights, *rest)
     want_grad_logits = rest[-1]
     grad_logits = weights.new_empty(weights.shape) if want_grad_logits else None
     grad_sink_rows = None if sink_weights is None else sink_weights.new_empty(weights.shape[:-1])
@@ -80,6 +95,7 @@ def _(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 @torch.library.register_fake("mha_ext::dropout")
 def _(weights: Tensor, seed: Tensor, p: float) -> Tensor:
+    _check_devices(weights, seed)
     return weights.new_empty(weights.shape)
 
 

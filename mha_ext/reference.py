@@ -13,6 +13,17 @@ from torch import Tensor
 UNBOUNDED = 2**63 - 1  #: a window side without limit
 
 
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Type in which the softmax works, whatever its input: what the kernels keep their sums in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _representable(x: float, dtype: torch.dtype) -> float:
+    """A finite number stays finite in ``dtype``."""
+    limit = torch.finfo(dtype).max
+    return x if x == -torch.inf else min(max(x, -limit), limit)
+
+
 def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Key/value heads repeated to the number of query heads (grouped-query attention)."""
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
@@ -85,22 +96,23 @@ def masked_softmax(
     Returns the weights and, with sinks, the probability that went to the sink.
     """
     may_see = visible(scores, mask, key_lengths, causal_offsets, window_left, window_right, causal_offset)
-    x = torch.where(may_see, scores, 0.0)  # before any arithmetic: 0 · NaN would return in the gradient
+    sums = _sum_dtype(scores.dtype)
+    x = torch.where(may_see, scores, 0.0).to(sums)  # before any arithmetic: 0 · NaN would return in the gradient
     x = softcap * torch.tanh(x / softcap) if softcap else x
-    x = x if bias is None else x + torch.where(may_see, bias, 0.0)
-    x = torch.where(may_see, x, mask_value)
+    x = x if bias is None else x + torch.where(may_see, bias, 0.0).to(sums)
+    x = torch.where(may_see, x, _representable(mask_value, sums))
     # Shift by the row maximum so that exp cannot overflow; an empty row has none, and its sum is 0.
     row_max = x.detach().amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:-1], 1), -torch.inf)
     if sinks is not None:
-        row_max = torch.maximum(row_max, sinks.detach()[..., None, None])
+        row_max = torch.maximum(row_max, sinks.detach().to(sums)[..., None, None])
     row_max = torch.where(row_max == -torch.inf, 0.0, row_max)
     e = torch.exp(x - row_max)
     row_sum = e.sum(-1, keepdim=True)
     if sinks is None:
-        return e / torch.where(row_sum == 0, 1.0, row_sum), None
-    e_sink = torch.exp(sinks[..., None, None] - row_max)
+        return (e / torch.where(row_sum == 0, 1.0, row_sum)).to(scores.dtype), None
+    e_sink = torch.exp(sinks.to(sums)[..., None, None] - row_max)
     row_sum = row_sum + e_sink
-    return e / row_sum, (e_sink / row_sum).squeeze(-1)
+    return (e / row_sum).to(scores.dtype), (e_sink / row_sum).squeeze(-1)
 
 
 def masked_softmax_backward(
@@ -124,7 +136,7 @@ def masked_softmax_backward(
     A weight of exactly 0 contributes nothing, even where dP is NaN: the value of a hidden key may be anything. The same
     holds for what the next derivative brings from outside, hence the second where.
     """
-    dtype, sums = weights.dtype, torch.float64 if weights.dtype == torch.float64 else torch.float32
+    dtype, sums = weights.dtype, _sum_dtype(weights.dtype)
     constant = weights == 0
     weights, grad_weights = weights.to(sums), torch.where(constant, 0.0, grad_weights).to(sums)
     delta = (weights * grad_weights).sum(-1, keepdim=True)
