@@ -19,7 +19,7 @@ Tensor dropout(const Tensor& weights, const Tensor& seed, double p) {
   problem.rows = weights.size(problem.batch.ndim);
   problem.cols = weights.size(problem.batch.ndim + 1);
   problem.weights = matrices<Input>("weights", weights, problem.batch, problem.rows, problem.cols);
-  problem.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(seed.const_data_ptr()));
+  problem.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(data_of("seed", Input{}, seed)));
   problem.p = p;
   Tensor out = allocate(shape_with_tail(weights, 0, {}), weights.scalar_type());
   problem.out = matrices<Output>("out", out, problem.batch, problem.rows, problem.cols);
@@ -39,7 +39,7 @@ template <class T>
 double keep_elements(const Tensor& mask, const BatchShape& shape, const Tensor& keep) {
   int64_t strides[kMaxBatchDims];
   for (int d = 0; d < shape.ndim; ++d) strides[d] = mask.stride(d);
-  const T* from = static_cast<const T*>(mask.const_data_ptr());
+  const T* from = static_cast<const T*>(data_of("mask", Input{}, mask));
   bool* to = static_cast<bool*>(keep.mutable_data_ptr());
   double lowest = 0;
   for (int64_t i = 0, n = shape.count(); i < n; ++i) {

@@ -144,8 +144,8 @@ Tensor sum_over(const Tensor& x, const std::vector<int64_t>& dims) {
     p.x.batch_stride[d] = x.stride(d);
     p.out.batch_stride[d] = summed[d] ? 0 : out.stride(d);
   }
-  p.x.data = x.const_data_ptr();
-  p.out.data = out.mutable_data_ptr();
+  p.x.data = data_of("x", p.x, x);
+  p.out.data = data_of("out", p.out, out);
   // A sum over much gives few tasks: it is cut into chunks, by shape alone, whose partial sums are added in order.
   std::vector<double> partials(sum_partials(p));
   if (!partials.empty()) p.partials = partials.data();

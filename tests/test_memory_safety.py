@@ -1,0 +1,66 @@
+"""Operators look at the memory behind a tensor before they use it."""
+
+import operators
+import pytest
+import torch
+
+import mha_ext
+
+TENSOR_OPERATORS = operators.names()
+
+
+def samples(name):
+    return operators.samples(operators.SHAPES["usual"], "contiguous")[name]
+
+
+def shrunk(x, nbytes):
+    """A copy whose storage was cut to ``nbytes`` behind its back."""
+    copy = x.clone()
+    copy.untyped_storage().resize_(nbytes)
+    return copy
+
+
+@pytest.mark.parametrize("left", ["nothing", "all_but_one_byte"])
+@pytest.mark.parametrize("name", TENSOR_OPERATORS)
+def test_storage_too_small(name, left):
+    """Every tensor argument in turn: an error that names it, and whatever else was passed stays as it was."""
+    op = getattr(torch.ops.mha_ext, name)
+    names = [a.name for a in op.default._schema.arguments]
+    for arguments in samples(name):
+        for n, x in enumerate(arguments):
+            if not isinstance(x, torch.Tensor):
+                continue
+            bad = shrunk(x, 0 if left == "nothing" else x.numel() * x.element_size() - 1)
+            others = [a for m, a in enumerate(arguments) if m != n and isinstance(a, torch.Tensor)]
+            before = [a.clone() for a in others]
+            with pytest.raises(ValueError, match=rf"^mha_ext: {names[n]} needs a storage of \d+ bytes"):
+                op(*arguments[:n], bad, *arguments[n + 1 :])
+            assert all(torch.equal(was, now) for was, now in zip(before, others, strict=True))
+
+
+def test_storage_text():
+    query, key = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 4, 3)
+    key.untyped_storage().resize_(47)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole text is compared)
+        mha_ext.attention_scores(query, key)
+    assert str(caught.value) == "mha_ext: key needs a storage of 48 bytes, but its storage has 47"
+
+
+def test_storage_counts_from_the_offset_and_by_strides():
+    """A view needs its offset and its last element, not its number of elements."""
+    base = torch.randn(400)
+    view = base.as_strided((1, 1, 2, 4), (0, 0, 100, 3), 50)  # the last element is 50 + 100 + 9
+    query, whole = torch.randn(1, 1, 3, 4), view.clone()
+    base.untyped_storage().resize_(4 * 160)
+    assert torch.equal(mha_ext.attention_scores(query, view), mha_ext.attention_scores(query, whole))
+    base.untyped_storage().resize_(4 * 160 - 1)
+    with pytest.raises(ValueError, match="key needs a storage of 640 bytes, but its storage has 639"):
+        mha_ext.attention_scores(query, view)
+
+
+def test_empty_tensors_need_no_storage():
+    query, key = torch.randn(2, 3, 4), torch.empty(2, 0, 4)
+    assert key.untyped_storage().nbytes() == 0
+    assert mha_ext.attention_scores(query, key).shape == (2, 3, 0)
+    one = torch.randn(1).expand(2, 5, 4)  # 40 elements that are one
+    assert mha_ext.attention_scores(query, one).shape == (2, 3, 5)
