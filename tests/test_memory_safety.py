@@ -64,3 +64,31 @@ def test_empty_tensors_need_no_storage():
     assert mha_ext.attention_scores(query, key).shape == (2, 3, 0)
     one = torch.randn(1).expand(2, 5, 4)  # 40 elements that are one
     assert mha_ext.attention_scores(query, one).shape == (2, 3, 5)
+
+
+def out_and_inputs(name):
+    """For each input of an ``_out`` operator: arguments where it and out are pieces of one buffer, ``gap`` apart."""
+    *inputs, scale, out = samples(name)[0]
+    for n, x in enumerate(inputs):
+        for gap, shares in ((-1, True), (0, False)):
+            buffer = torch.full((x.numel() + out.numel(),), 3.0)
+            piece = buffer[: x.numel()].view(x.shape)
+            target = buffer[x.numel() + gap :][: out.numel()].view(out.shape)
+            yield (*inputs[:n], piece, *inputs[n + 1 :], scale, target), buffer, shares, n
+
+
+@pytest.mark.parametrize("name", [n for n in TENSOR_OPERATORS if n.endswith("_out")])
+def test_out_shares_no_memory_with_an_input(name):
+    op, plain = getattr(torch.ops.mha_ext, name), getattr(torch.ops.mha_ext, name.removesuffix("_out"))
+    names = [a.name for a in op.default._schema.arguments]
+    for arguments, buffer, shares, n in out_and_inputs(name):
+        if shares:
+            with pytest.raises(
+                ValueError, match=rf"^mha_ext: out must not share memory with {names[n]}: the addresses"
+            ):
+                op(*arguments)
+            assert (buffer == 3).all()
+        else:
+            want = plain(*arguments[:-1])
+            op(*arguments)
+            assert torch.equal(arguments[-1], want)

@@ -96,6 +96,8 @@ void per_head_out(const PerHead& op, const Tensor& a, const Tensor& b, double sc
   require_same_leading("out", out, a, a.dim() - 1);
   require_size("out", out, out.dim() - 1, output_columns(op, b));
   require(out.is_contiguous(), "out must be contiguous");
+  require_apart_from(op.a_name, a, out);
+  require_apart_from(op.b_name, b, out);
   run_per_head(op, a, b, scale, out);
 }
 

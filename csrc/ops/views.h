@@ -55,6 +55,16 @@ inline void* data_of(const char* name, const Output&, const Tensor& t) {
   return t.mutable_data_ptr();
 }
 
+// By the addresses between first and last element: an input that only steps around `out` counts as shared too.
+inline void require_apart_from(const char* name, const Tensor& t, const Tensor& out) {
+  const int64_t t_bytes = extent(t) * t.element_size(), out_bytes = extent(out) * out.element_size();
+  const auto t_begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+  const auto out_begin = reinterpret_cast<uintptr_t>(out.const_data_ptr());
+  const bool apart = t_begin + t_bytes <= out_begin || out_begin + out_bytes <= t_begin;
+  require(apart || t_bytes == 0 || out_bytes == 0, "out must not share memory with ", name,
+          ": the addresses from first to last element overlap");
+}
+
 // (*, rows, columns), any of them broadcast.
 template <class View>
 View matrices(const char* name, const Tensor& t, const BatchShape& batch, int64_t rows, int64_t cols) {
