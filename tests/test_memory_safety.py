@@ -92,3 +92,18 @@ def test_out_shares_no_memory_with_an_input(name):
             want = plain(*arguments[:-1])
             op(*arguments)
             assert torch.equal(arguments[-1], want)
+
+
+def test_errors_name_dtypes_as_torch_does():
+    matrices = torch.zeros(1, 2, 3)
+    for call, text in (
+        (
+            lambda: torch.ops.mha_ext.attention_scores(matrices, matrices.half(), 1.0),
+            "key must have dtype float32 like",
+        ),
+        (lambda: torch.ops.mha_ext.attention_scores(matrices, matrices.half(), 1.0), "others, got float16"),
+        (lambda: torch.ops.mha_ext.sum_over(matrices.int(), [0]), "bfloat16 or float16, got int32"),
+        (lambda: torch.ops.mha_ext.keep_mask(matrices.to(torch.complex64)), "floating point, got complex64"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()

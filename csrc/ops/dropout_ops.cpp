@@ -64,7 +64,7 @@ double keep_elements_of(ScalarType type, const Tensor& mask, const BatchShape& s
     case ScalarType::Half: return keep_elements<float16>(mask, shape, keep);
     default: break;
   }
-  require(false, "mask must be bool, integer or real floating point, got ScalarType ", static_cast<int>(type));
+  require(false, "mask must be bool, integer or real floating point, got ", dtype_name(type));
   return 0;
 }
 
