@@ -1,4 +1,4 @@
-"""Operators look at the memory behind a tensor before they use it."""
+"""Operators look at the memory behind a tensor before they use it, and convert masks of every dtype and layout."""
 
 import operators
 import pytest
@@ -92,6 +92,67 @@ def test_out_shares_no_memory_with_an_input(name):
             want = plain(*arguments[:-1])
             op(*arguments)
             assert torch.equal(arguments[-1], want)
+
+
+MASK_DTYPES = [
+    getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+        *("float64", "float32", "bfloat16", "float16"),
+    )
+]
+MASK_LAYOUTS = {
+    "contiguous": lambda m: m,
+    "vector": lambda m: m[0, 0, 0],
+    "number": lambda m: m[0, 0, 0, 0],
+    "sliced": lambda m: m[..., 3:70],
+    "every_second": lambda m: m[..., ::2],
+    "transposed": lambda m: m.transpose(-1, -2),
+    "permuted": lambda m: m.permute(2, 0, 3, 1),
+    "broadcast_rows": lambda m: m[:, :, :1].expand(-1, -1, 33, -1),
+    "broadcast_columns": lambda m: m[..., :1].expand(-1, -1, -1, 40),
+    "empty": lambda m: m[:, :0],
+}
+
+
+def mask_of(dtype):
+    values = torch.randint(0, 3, (2, 5, 41, 97))  # nearly 40000: more than one task
+    return values.bool() if dtype == torch.bool else values.to(dtype)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("layout", MASK_LAYOUTS)
+@pytest.mark.parametrize("dtype", MASK_DTYPES, ids=str)
+def test_keep_mask(dtype, layout, threads):
+    torch.set_num_threads(threads)
+    mask = MASK_LAYOUTS[layout](mask_of(dtype))
+    keep = torch.ops.mha_ext.keep_mask(mask)
+    assert keep.dtype == torch.bool
+    assert keep.is_contiguous()
+    assert torch.equal(keep, mask.to(torch.float64) != 0)
+
+
+@pytest.mark.parametrize("dtype", [d for d in MASK_DTYPES if d.is_floating_point], ids=str)
+def test_keep_mask_special_numbers(dtype):
+    """-0 is 0 and hides; the smallest subnormal, inf and NaN of either sign are non-zero and not negative, if so."""
+    tiny, nan = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps, float("nan")
+    mask = torch.tensor([0.0, -0.0, tiny, 1.0, float("inf"), nan, -nan], dtype=torch.float64).to(dtype)
+    assert torch.ops.mha_ext.keep_mask(mask).tolist() == [False, False, True, True, True, True, True]
+    for bad in (-tiny, -1.0, -float("inf")):
+        with pytest.raises(ValueError, match="negative value"):
+            torch.ops.mha_ext.keep_mask(torch.tensor([1.0, bad], dtype=torch.float64).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [d for d in MASK_DTYPES if d.is_floating_point], ids=str)
+def test_keep_mask_names_the_lowest_of_all_tasks(dtype):
+    mask = mask_of(dtype).transpose(-1, -2)
+    mask[0, 1, 2, 3], mask[1, 4, 96, 40] = -2.0, -1.0
+    with pytest.raises(ValueError, match=r"got the negative value -2: pass an additive mask as bias=$"):
+        torch.ops.mha_ext.keep_mask(mask)
+
+
+def test_negative_integers_are_not_zero():
+    assert torch.ops.mha_ext.keep_mask(torch.tensor([-1, 0, 1])).tolist() == [True, False, True]
 
 
 def test_errors_name_dtypes_as_torch_does():
