@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -195,13 +197,42 @@ def test_float32_has_twice_the_lanes_of_float64() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "threads", "message"),
-    [("fma_f8", 1, r"^kind must be one of .*, got 'fma_f8'$"), ("fma_f32", 0, "^threads must be at least 1, got 0$")],
+    [
+        ("fma_f8", 1, r"^kind must be one of .*, got 'fma_f8'$"),
+        ("fma_f32", 0, r"^threads must lie in \[1, 1024\], got 0$"),
+        ("fma_f32", 1025, r"^threads must lie in \[1, 1024\], got 1025$"),
+    ],
 )
 def test_measure_peak_names_what_is_wrong(kind: str, threads: int, message: str) -> None:
     from mha_ext._load import core
 
     with pytest.raises(ValueError, match=message):
         core.measure_peak(kind, threads)
+
+
+NO_ROOM_FOR_THREADS = """
+import resource
+from mha_ext._load import core
+with open("/proc/self/statm") as sizes:
+    used = int(sizes.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**26,) * 2)  # room for some stacks, not for a thousand
+try:
+    core.measure_peak("fma_f32", 1000)
+except RuntimeError as error:
+    print("raised", error)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits a process's memory as Linux does")
+def test_a_thread_that_cannot_start_is_an_exception() -> None:
+    """The threads that did start are joined: destroying a running one would abort the process."""
+    from mha_ext._load import core
+
+    if "fma_f32" not in core.peak_kinds():
+        pytest.skip("no multiply-add loop for this processor")
+    done = subprocess.run([sys.executable, "-c", NO_ROOM_FOR_THREADS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("raised"), done.stdout
 
 
 def test_peaks_keep_the_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,3 +97,48 @@ def test_a_sink_takes_its_share():
     scores, sinks = torch.tensor([[[[1.0]]]], dtype=torch.float64), torch.tensor([3.0], dtype=torch.float64)
     weight = mha_ext.masked_softmax(scores, sinks=sinks).item()
     assert math.isclose(weight, 1 / (1 + math.exp(2)), rel_tol=4 * torch.finfo(torch.float64).eps)
+
+
+def same_as_float64(got, want, same_dtype, slack=0.0):
+    """Within twice the error of PyTorch in the same dtype, plus one rounding of a weight. NaN is never within."""
+    eps = torch.finfo(got.dtype).eps
+    tolerance = 2 * (same_dtype.double() - want).abs().max() + eps + slack
+    assert ((got.double() - want).abs() <= tolerance).all()
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("mask_value", [1e39, 1e300, -1e39, -1e300], ids=str)
+def test_mask_value_beyond_the_dtype(mask_value, dtype):
+    """Finite, so it hides by being huge: float32's largest number does what 1e39 does in float64."""
+    scores, mask = torch.randn(2, 3, 5, 19).to(dtype), torch.rand(2, 3, 5, 19) < 0.5
+    mask[0, 0, 0], mask[0, 0, 1] = False, True  # nothing visible; nothing hidden
+    want = torch.softmax(scores.double().masked_fill(~mask, mask_value), -1)
+    in_dtype = torch.softmax(scores.masked_fill(~mask, max(-1e4, min(1e4, mask_value))), -1)
+    got = mha_ext.masked_softmax(scores, mask, mask_value=mask_value)
+    same_as_float64(got, want, in_dtype)
+    assert (got[want == 0] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("softcap", [1e39, 1e300, 1e-50, 1e-320], ids=str)
+def test_softcap_beyond_the_dtype(softcap, dtype):
+    """Far too large is none at all, far too small makes all logits equal: both as float64 has it, forward and back."""
+
+    def capped(x, cap):
+        return torch.softmax(x if cap is None else cap * torch.tanh(x / cap), -1)
+
+    def weights_and_gradient(function, x):
+        x = x.detach().requires_grad_()
+        weights = function(x)
+        weights.backward(grad.to(x.dtype))
+        return weights.detach(), x.grad
+
+    scores, grad = torch.randn(2, 3, 5, 19).to(dtype), torch.randn(2, 3, 5, 19).to(dtype)
+    want = weights_and_gradient(lambda x: capped(x, softcap), scores.double())
+    in_dtype = weights_and_gradient(lambda x: capped(x, None) if softcap > 1 else capped(0 * x, None), scores)
+    got = weights_and_gradient(lambda x: mha_ext.masked_softmax(x, softcap=softcap), scores)
+    # At float32's largest softcap scores / softcap is subnormal: logits are multiples of softcap * smallest number.
+    float32 = torch.finfo(torch.float32)
+    step = 0.0 if dtype == torch.float64 else float32.max * float32.smallest_normal * float32.eps
+    for ours, right, torchs in zip(got, want, in_dtype, strict=True):
+        same_as_float64(ours, right, torchs, step * grad.double().abs().max())

@@ -1,5 +1,8 @@
 // The plain structs that describe one kernel call. No torch, no ownership: pointers, sizes and strides only.
-// CPU and CUDA kernels read the same structs.
+// Nothing in them belongs to one device; so far the kernels that read them are the CPU's.
+//
+// work() is a number of scalar operations, from which launch decides whether threads pay. Exact for Product; elsewhere
+// the factor per element is an estimate.
 #pragma once
 #include <cstdint>
 
@@ -52,7 +55,7 @@ struct Product {
   // hold NaN.
   bool zero_hides = false;
 
-  double work() const { return 2.0 * batch.count() * m * n * k * groups; }
+  double work() const { return 2.0 * batch.count() * m * n * k * groups; }  // a multiplication and an addition each
 };
 
 // Which keys a query may see; see masking.h for the rule.
@@ -77,7 +80,7 @@ struct SoftmaxForward {
   Output weights;
   Output sink_weights;  // one per row, accumulation type: the probability that went to the sink
 
-  double work() const { return 16.0 * batch.count() * rows * cols; }
+  double work() const { return 16.0 * batch.count() * rows * cols; }  // mostly the exponential
 };
 
 // dx = P * (dP - sum P dP), the softmax Jacobian (symmetric, so forward mode uses it as well).
@@ -97,7 +100,7 @@ struct SoftmaxBackward {
   Output grad_logits;     // optional: dx itself, before softcap's derivative
   Output grad_sink_rows;  // one per row, accumulation type
 
-  double work() const { return 12.0 * batch.count() * rows * cols; }
+  double work() const { return 12.0 * batch.count() * rows * cols; }  // two passes over the row
 };
 
 // out = weights * keep / (1 - p), keep from the counter-based generator of philox.h.
@@ -110,7 +113,7 @@ struct Dropout {
   uint64_t seed = 0;
   double p = 0.0;
 
-  double work() const { return 10.0 * batch.count() * rows * cols; }
+  double work() const { return 10.0 * batch.count() * rows * cols; }  // mostly Philox, an eighth of a block each
 };
 
 // out = sum of x over every dimension in which out's stride is 0. `shape` holds all dimensions, matrices included.
@@ -124,7 +127,7 @@ struct SumOver {
   // per block of results.
   void* partials = nullptr;
 
-  double work() const { return 2.0 * shape.count(); }
+  double work() const { return 2.0 * shape.count(); }  // an element is read and added
 };
 
 }  // namespace mha

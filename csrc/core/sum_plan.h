@@ -11,9 +11,11 @@ namespace mha {
 //   inner kept:   a block of up to kWidth neighbouring results adds up runs (its terms)
 //   inner summed: one result adds up runs, and then the run of their sums
 struct SumPlan {
-  static constexpr int64_t kWidth = 512;       // elements of a run: their sums stay in the first-level cache
-  static constexpr int64_t kParts = 16;        // fewer results than that and the terms are shared out as well
-  static constexpr int64_t kPartSize = 16384;  // elements worth a task
+  static constexpr int64_t kWidth = 512;  // elements of a run: their sums stay in the first-level cache
+  // Fewer blocks than kParts and the terms are shared out as well, into about as many tasks: an estimate of the threads
+  // there may be. It cannot be asked, because the cut must not depend on it.
+  static constexpr int64_t kParts = 16;
+  static constexpr int64_t kPartSize = 16384;  // elements worth a task, some microseconds of additions: an estimate
 
   struct Dim {
     int64_t size, x_stride, out_stride;

@@ -24,20 +24,29 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // Runs work(thread) on `threads` threads that start together; returns the time until the last one is done.
 double time_together(int threads, const std::function<void(int)>& work) {
+  enum class Signal { wait, go, give_up };
   std::atomic<int> ready{0};
-  std::atomic<bool> go{false};
+  std::atomic<Signal> signal{Signal::wait};
   std::vector<std::thread> pool;
-  for (int thread = 0; thread < threads; ++thread) {
-    pool.emplace_back([&, thread] {
-      ++ready;
-      while (!go) std::this_thread::yield();
-      work(thread);
-    });
+  const auto finish = [&](Signal how) {
+    signal = how;
+    for (std::thread& worker : pool) worker.join();
+  };
+  try {
+    for (int thread = 0; thread < threads; ++thread) {
+      pool.emplace_back([&, thread] {
+        ++ready;
+        while (signal == Signal::wait) std::this_thread::yield();
+        if (signal == Signal::go) work(thread);
+      });
+    }
+  } catch (...) {  // the system has no more threads; destroying a running one would end the process
+    finish(Signal::give_up);
+    throw;
   }
   while (ready < threads) std::this_thread::yield();
   const Clock::time_point start = Clock::now();
-  go = true;
-  for (std::thread& worker : pool) worker.join();
+  finish(Signal::go);
   return seconds_since(start);
 }
 
@@ -171,7 +180,8 @@ double stream_rate(bool write, int threads) {
   float* const data = buffer.data() + (64 - reinterpret_cast<std::uintptr_t>(buffer.data()) % 64) % 64 / sizeof(float);
   const auto stream = [&](int thread) {
     float* const part = data + static_cast<std::size_t>(thread) * share;
-    write ? write_all(part, share) : read_all(part, share);
+    if (write) write_all(part, share);
+    else read_all(part, share);
   };
   double seconds = time_together(threads, stream);
   for (int trial = 1; trial < kTrials; ++trial) seconds = std::min(seconds, time_together(threads, stream));
@@ -189,7 +199,10 @@ std::vector<std::string> peak_kinds() {
 }
 
 double measure_peak(const std::string& kind, int threads) {
-  if (threads < 1) throw std::invalid_argument("threads must be at least 1, got " + std::to_string(threads));
+  if (threads < 1 || threads > kMaxPeakThreads) {
+    throw std::invalid_argument("threads must lie in [1, " + std::to_string(kMaxPeakThreads) + "], got " +
+                                std::to_string(threads));
+  }
   if (kind == "read_bandwidth" || kind == "write_bandwidth") return stream_rate(kind == "write_bandwidth", threads);
   std::string known = "read_bandwidth, write_bandwidth";
   for (const Loop& loop : loops()) {

@@ -15,7 +15,9 @@ namespace mha::cpu {
 std::vector<std::string> peak_kinds();
 
 // Runs the loop of `kind` on `threads` threads at once for some tens of milliseconds and returns the rate of all of
-// them together. Throws std::invalid_argument for a kind not in peak_kinds() and for threads < 1.
+// them together. Throws std::invalid_argument for a kind not in peak_kinds() and for threads
+// outside [1, kMaxPeakThreads].
+constexpr int kMaxPeakThreads = 1024;  // more than today's machines run at once
 double measure_peak(const std::string& kind, int threads);
 
 }  // namespace mha::cpu

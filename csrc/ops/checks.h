@@ -32,6 +32,29 @@ inline std::string shape_text(const Tensor& t) {
   return text.str();
 }
 
+// As Python spells it, without "torch.".
+inline const char* dtype_name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Bool: return "bool";
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Short: return "int16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::UInt16: return "uint16";
+    case ScalarType::UInt32: return "uint32";
+    case ScalarType::UInt64: return "uint64";
+    case ScalarType::Half: return "float16";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::ComplexHalf: return "complex32";
+    case ScalarType::ComplexFloat: return "complex64";
+    case ScalarType::ComplexDouble: return "complex128";
+    default: return torch::headeronly::toString(type);
+  }
+}
+
 inline bool is_supported(ScalarType type) {
   return type == ScalarType::Double || type == ScalarType::Float || type == ScalarType::BFloat16 ||
          type == ScalarType::Half;
@@ -39,8 +62,7 @@ inline bool is_supported(ScalarType type) {
 
 inline DType dtype_of(const char* name, const Tensor& t) {
   const ScalarType type = t.scalar_type();
-  require(is_supported(type), name, " must be float64, float32, bfloat16 or float16, got ScalarType ",
-          static_cast<int>(type));
+  require(is_supported(type), name, " must be float64, float32, bfloat16 or float16, got ", dtype_name(type));
   switch (type) {
     case ScalarType::Double: return DType::f64;
     case ScalarType::Float: return DType::f32;
@@ -56,8 +78,8 @@ inline ScalarType accumulation_type(ScalarType type) {
 
 inline void require_type(const char* name, const Tensor& t, ScalarType type) {
   require(t.is_cpu(), name, " must be a CPU tensor like the others");
-  require(t.scalar_type() == type, name, " must have ScalarType ", static_cast<int>(type), " like the others, got ",
-          static_cast<int>(t.scalar_type()));
+  require(t.scalar_type() == type, name, " must have dtype ", dtype_name(type), " like the others, got ",
+          dtype_name(t.scalar_type()));
 }
 
 inline void require_dims(const char* name, const Tensor& t, int64_t dims) {

@@ -26,7 +26,7 @@ void require_same_leading(const char* name, const Tensor& t, const Tensor& like,
 
 // Strides of a tensor (*, heads, rows, columns) over the batch (*, kv_heads, group).
 template <class View>
-View grouped(const Tensor& t, int64_t group, bool shared_by_group, int64_t row_dim, int64_t col_dim) {
+View grouped(const char* name, const Tensor& t, int64_t group, bool shared_by_group, int64_t row_dim, int64_t col_dim) {
   View view;
   const int64_t head = t.dim() - 3;
   for (int64_t d = 0; d < head; ++d) view.batch_stride[d] = t.stride(d);
@@ -34,7 +34,7 @@ View grouped(const Tensor& t, int64_t group, bool shared_by_group, int64_t row_d
   view.batch_stride[head + 1] = shared_by_group ? 0 : t.stride(head);
   view.row_stride = t.stride(t.dim() + row_dim);
   view.col_stride = t.stride(t.dim() + col_dim);
-  view.data = data_of(view, t);
+  view.data = data_of(name, view, t);
   return view;
 }
 
@@ -74,9 +74,10 @@ void run_per_head(const PerHead& op, const Tensor& a, const Tensor& b, double sc
   p.m = a.size(a.dim() - 2);
   p.k = a.size(a.dim() - 1);
   p.n = output_columns(op, b);
-  p.a = grouped<Input>(a, group, false, -2, -1);
-  p.b = op.transpose_b ? grouped<Input>(b, group, true, -1, -2) : grouped<Input>(b, group, true, -2, -1);
-  p.c = grouped<Output>(out, group, false, -2, -1);
+  p.a = grouped<Input>(op.a_name, a, group, false, -2, -1);
+  p.b = op.transpose_b ? grouped<Input>(op.b_name, b, group, true, -1, -2)
+                       : grouped<Input>(op.b_name, b, group, true, -2, -1);
+  p.c = grouped<Output>("out", out, group, false, -2, -1);
   p.alpha = scale;
   p.zero_hides = !op.transpose_b;
   launch(cpu::kernels().product, p);
@@ -95,6 +96,8 @@ void per_head_out(const PerHead& op, const Tensor& a, const Tensor& b, double sc
   require_same_leading("out", out, a, a.dim() - 1);
   require_size("out", out, out.dim() - 1, output_columns(op, b));
   require(out.is_contiguous(), "out must be contiguous");
+  require_apart_from(op.a_name, a, out);
+  require_apart_from(op.b_name, b, out);
   run_per_head(op, a, b, scale, out);
 }
 
@@ -131,13 +134,13 @@ Tensor weighted_sum_over_queries(const Tensor& weights, const Tensor& x, int64_t
   p.n = x.size(head + 2);
   std::vector<int64_t> shape = shape_with_tail(weights, 3, {kv_heads, p.m, p.n});
   Tensor out = allocate(shape, weights.scalar_type());
-  const auto per_group = [&](const Tensor& t, int64_t row_dim, int64_t col_dim) {
-    Input view = grouped<Input>(t, group, false, row_dim, col_dim);
+  const auto per_group = [&](const char* name, const Tensor& t, int64_t row_dim, int64_t col_dim) {
+    Input view = grouped<Input>(name, t, group, false, row_dim, col_dim);
     view.batch_stride[head + 1] = 0;  // the group is summed inside, not a batch dimension
     return view;
   };
-  p.a = per_group(weights, -1, -2);  // W^T
-  p.b = per_group(x, -2, -1);
+  p.a = per_group("weights", weights, -1, -2);  // W^T
+  p.b = per_group("x", x, -2, -1);
   p.a_group_stride = weights.stride(head);
   p.b_group_stride = x.stride(head);
   p.c = matrices<Output>("out", out, p.batch, p.m, p.n);

@@ -144,11 +144,14 @@ Tensor sum_over(const Tensor& x, const std::vector<int64_t>& dims) {
     p.x.batch_stride[d] = x.stride(d);
     p.out.batch_stride[d] = summed[d] ? 0 : out.stride(d);
   }
-  p.x.data = x.const_data_ptr();
-  p.out.data = out.mutable_data_ptr();
+  p.x.data = data_of("x", p.x, x);
+  p.out.data = data_of("out", p.out, out);
   // A sum over much gives few tasks: it is cut into chunks, by shape alone, whose partial sums are added in order.
-  std::vector<double> partials(sum_partials(p));
-  if (!partials.empty()) p.partials = partials.data();
+  OptionalTensor partials;
+  if (const int64_t count = sum_partials(p)) {
+    partials = allocate({count}, accumulation_type(x.scalar_type()));
+    p.partials = partials->mutable_data_ptr();
+  }
   launch(cpu::kernels().sum_over, p);
   if (p.partials) {
     const auto& second = cpu::kernels().sum_partials[static_cast<int>(p.dtype)];

@@ -25,8 +25,45 @@ void set_batch_strides(View& view, const char* name, const Tensor& t, const Batc
   for (int d = 0; d < batch.ndim; ++d) view.batch_stride[d] = broadcast_stride(name, t, d, batch.size[d]);
 }
 
-inline const void* data_of(Input&, const Tensor& t) { return t.const_data_ptr(); }
-inline void* data_of(Output&, const Tensor& t) { return t.mutable_data_ptr(); }
+// Elements from the first to the last, the gaps between them included.
+inline int64_t extent(const Tensor& t) {
+  const auto sizes = t.sizes(), strides = t.strides();
+  int64_t last = 0;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return 0;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return last + 1;
+}
+
+// A tensor's sizes say nothing of its memory: the storage may have been resized since (untyped_storage().resize_).
+inline void require_storage(const char* name, const Tensor& t) {
+  const int64_t elements = extent(t);
+  if (elements == 0) return;
+  int64_t bytes;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
+  const int64_t needed = (t.storage_offset() + elements) * t.element_size();
+  require(needed <= bytes, name, " needs a storage of ", needed, " bytes, but its storage has ", bytes);
+}
+
+inline const void* data_of(const char* name, const Input&, const Tensor& t) {
+  require_storage(name, t);
+  return t.const_data_ptr();
+}
+inline void* data_of(const char* name, const Output&, const Tensor& t) {
+  require_storage(name, t);
+  return t.mutable_data_ptr();
+}
+
+// By the addresses between first and last element: an input that only steps around `out` counts as shared too.
+inline void require_apart_from(const char* name, const Tensor& t, const Tensor& out) {
+  const int64_t t_bytes = extent(t) * t.element_size(), out_bytes = extent(out) * out.element_size();
+  const auto t_begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+  const auto out_begin = reinterpret_cast<uintptr_t>(out.const_data_ptr());
+  const bool apart = t_begin + t_bytes <= out_begin || out_begin + out_bytes <= t_begin;
+  require(apart || t_bytes == 0 || out_bytes == 0, "out must not share memory with ", name,
+          ": the addresses from first to last element overlap");
+}
 
 // (*, rows, columns), any of them broadcast.
 template <class View>
@@ -36,7 +73,7 @@ View matrices(const char* name, const Tensor& t, const BatchShape& batch, int64_
   set_batch_strides(view, name, t, batch);
   view.row_stride = broadcast_stride(name, t, batch.ndim, rows);
   view.col_stride = broadcast_stride(name, t, batch.ndim + 1, cols);
-  view.data = data_of(view, t);
+  view.data = data_of(name, view, t);
   return view;
 }
 
@@ -47,7 +84,7 @@ View row_values(const char* name, const Tensor& t, const BatchShape& batch, int6
   View view;
   set_batch_strides(view, name, t, batch);
   view.row_stride = broadcast_stride(name, t, batch.ndim, rows);
-  view.data = data_of(view, t);
+  view.data = data_of(name, view, t);
   return view;
 }
 
@@ -56,7 +93,7 @@ inline Input entry_values(const char* name, const Tensor& t, const BatchShape& b
   require_dims(name, t, batch.ndim);
   Input view;
   set_batch_strides(view, name, t, batch);
-  view.data = t.const_data_ptr();
+  view.data = data_of(name, view, t);
   return view;
 }
 

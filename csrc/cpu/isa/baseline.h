@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../../core/finite.h"
 #include "../../core/half.h"
 #include "../../core/masking.h"
 #include "../../core/philox.h"

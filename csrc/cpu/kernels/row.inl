@@ -120,8 +120,8 @@ MHA_INLINE RowMask<Acc> mask_row(const BatchVisibility& v, int64_t i) {
   return {bytes ? bytes + i * v.mask_row_stride : nullptr, v.mask_col_stride};
 }
 
-// Adds terms a register at a time in two levels, so that the rounding error grows with the root of their number. One
-// lane's first-level sum holds kTerms terms.
+// Adds terms a register at a time in two levels: a lane's first-level sum holds kTerms terms, so n terms round about
+// kTerms + n / kTerms times in a row instead of n times. 64 makes that least for 4096 terms a lane.
 template <class Acc>
 struct RowSum {
   static constexpr int kTerms = 64;

@@ -30,7 +30,7 @@ struct SoftmaxBackwardRows {
         grad_scores(p.batch, entry, p.grad_scores),
         grad_logits(p.batch, entry, p.grad_logits),
         grad_sink_rows(p.batch, entry, p.grad_sink_rows),
-        softcap(static_cast<Acc>(p.softcap)) {}
+        softcap(softcap_in<Acc>(p.softcap)) {}
 
   void row(int64_t i) const {
     const Acc sink = sink_weights.p ? *sink_weights.row(i).p : 0;

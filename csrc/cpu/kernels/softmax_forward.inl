@@ -26,15 +26,9 @@ struct SoftmaxForwardRows {
         weights(p.batch, entry, p.weights),
         sink_weights(p.batch, entry, p.sink_weights),
         sink(p.sinks ? widen(*matrix<const T>(p.batch, entry, p.sinks)) : kMinusInfinity),
-        hidden(hidden_logit(p.mask_value)),
-        softcap(static_cast<Acc>(p.softcap)),
+        hidden(to_finite<Acc>(p.mask_value)),
+        softcap(softcap_in<Acc>(p.softcap)),
         x(static_cast<Acc*>(scratch(sizeof(Acc) * static_cast<size_t>(p.cols + L)))) {}
-
-  // mask_value, kept finite where it was: beyond the range of Acc it would turn into -inf.
-  static Acc hidden_logit(double mask_value) {
-    constexpr Acc lowest = sizeof(Acc) == 8 ? -__DBL_MAX__ : -__FLT_MAX__;
-    return mask_value < lowest && mask_value != -__builtin_inf() ? lowest : static_cast<Acc>(mask_value);
-  }
 
   void row(int64_t i) const {
     const KeyRange range = visible_keys(visibility, i);
