@@ -69,7 +69,9 @@ struct ProductOutput {
       for (int r = 0; r < R; ++r) Rules::template store_row<T>(out + r * p.c.row_stride, sum[r], streaming);
     } else {
       Acc edge[R * NV * W];
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) store<Acc>(edge + (r * NV + v) * W, sum[r][v]);
       store_edge(out, edge, R, NV * W, width);
     }
@@ -90,12 +92,16 @@ struct ProductOutput {
   // 0 * x is 0 unless x is NaN or infinite.
   template <int R, int NV>
   __attribute__((always_inline)) static bool all_finite(const Vec<Acc> (&sum)[R][NV]) {
-    Vec<Acc> probe = {};
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r)
+    Vec<Acc> probe[NV];  // one each, so that the chains of additions are short
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) probe = mul_add(sum[r][v], Vec<Acc>{}, probe);
-    return lane_sum<Acc>(probe) == 0;
+    for (int v = 0; v < NV; ++v) probe[v] = sum[0][v] * Vec<Acc>{};
+#pragma GCC unroll 12
+    for (int r = 1; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) probe[v] = mul_add(sum[r][v], Vec<Acc>{}, probe[v]);
+#pragma GCC unroll 4
+    for (int v = 1; v < NV; ++v) probe[0] += probe[v];
+    return lane_sum<Acc>(probe[0]) == 0;
   }
 
   // Output that is no whole number of vectors, or whose columns are apart.
