@@ -55,7 +55,8 @@ struct Packer {
     const T* from = in + o + i * inner_stride;
     Word* to = out + o * out_stride + i;
     Vec<Word> r[W] = {};
-    for (int j = 0; j < lines; ++j, from += inner_stride) r[j] = lanes == W ? load<T>(from) : load_first<T>(from, lanes);
+    for (int j = 0; j < lines; ++j, from += inner_stride)
+      r[j] = lanes == W ? load<T>(from) : load_first<T>(from, lanes);
     transpose(r);
     for (int j = 0; j < lanes; ++j) store<Word>(to + j * out_stride, r[j]);
   }

@@ -51,6 +51,7 @@ struct ProductOutput {
   }
 
   // The sums of the tile whose corner is (i, j) over one block of the depth: kept when more blocks follow, else stored.
+  // Every loop over `sum` is unrolled: one variable index, even on the rare path, would put all sums into memory.
   template <int R, int NV>
   __attribute__((always_inline)) void finish(Vec<Acc> (&sum)[R][NV], int64_t i, int64_t j) const {
     if (partial) {
@@ -92,16 +93,12 @@ struct ProductOutput {
   // 0 * x is 0 unless x is NaN or infinite.
   template <int R, int NV>
   __attribute__((always_inline)) static bool all_finite(const Vec<Acc> (&sum)[R][NV]) {
-    Vec<Acc> probe[NV];  // one each, so that the chains of additions are short
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) probe[v] = sum[0][v] * Vec<Acc>{};
+    Vec<Acc> probe = {};
 #pragma GCC unroll 12
-    for (int r = 1; r < R; ++r)
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) probe[v] = mul_add(sum[r][v], Vec<Acc>{}, probe[v]);
-#pragma GCC unroll 4
-    for (int v = 1; v < NV; ++v) probe[0] += probe[v];
-    return lane_sum<Acc>(probe[0]) == 0;
+      for (int v = 0; v < NV; ++v) probe = mul_add(sum[r][v], Vec<Acc>{}, probe);
+    return lane_sum<Acc>(probe) == 0;
   }
 
   // Output that is no whole number of vectors, or whose columns are apart.

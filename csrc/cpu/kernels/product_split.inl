@@ -17,7 +17,8 @@ struct ProductSplit {
     return s;
   }
 
-  // A small batch: smaller blocks, so that all threads have work.
+  // A small batch: smaller blocks, so that all threads have work. Columns are cut first: every block of rows packs B
+  // again, while A often needs no packing (one f32 matrix of scores: +6 %).
   void cut_further(const Product& p) {
     const int64_t tasks = p.batch.count() * row_blocks * col_blocks;
     const int64_t wanted = min_of(kTasks, static_cast<int64_t>(p.work() / kTaskWork));

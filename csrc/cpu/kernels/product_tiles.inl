@@ -116,7 +116,8 @@ struct PanelRows<TilePair> {
     Prefetcher next = {rows + kRows * left.row_bytes, left.row_bytes, bytes, streams ? kRows * bytes / kCacheLine : 0};
     constexpr int kLines = kRows / kPasses;
     task.next_panel.step(kRows);
-    if constexpr (NV >= 2) multiply_tiles<MT, 2>(rows, left.row_bytes, right, stride, words, sums, NV * 16, next, kLines);
+    if constexpr (NV >= 2)
+      multiply_tiles<MT, 2>(rows, left.row_bytes, right, stride, words, sums, NV * 16, next, kLines);
     if constexpr (NV == 4)
       multiply_tiles<MT, 2>(rows, left.row_bytes, right + 32, stride, words, sums + 32, NV * 16, next, kLines);
     if constexpr (NV % 2 == 1)
