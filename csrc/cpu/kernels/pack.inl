@@ -31,33 +31,34 @@ struct Packer {
 
   void transpose_blocks() const {
     for (int64_t i = 0; i < inner; i += W)
-      for (int64_t o = 0; o < outer; o += W) transpose_block(o, i);
+      for (int64_t o = 0; o < outer; o += W) {
+        if (i + W <= inner && o + W <= outer) transpose_block(o, i);
+        else transpose_edge(o, i);
+      }
   }
 
   // W x W: the vectors run along the outer index in memory and along the inner one in `out`.
   void transpose_block(int64_t o, int64_t i) const {
-    const int64_t lines = inner - i, lanes = outer - o;
     const T* from = in + o + i * inner_stride;
-    Vec<Word> r[W];
-    if (lines >= W && lanes >= W) {
-#pragma GCC unroll 16
-      for (int j = 0; j < W; ++j) r[j] = load<T>(from + j * inner_stride);
-    } else {
-      for (int j = 0; j < W; ++j) {
-        r[j] = Vec<Word>{};
-        if (j < lines)
-          r[j] = lanes >= W ? load<T>(from + j * inner_stride)
-                            : load_first<T>(from + j * inner_stride, static_cast<int>(lanes));
-      }
-    }
-    transpose(r);
     Word* to = out + o * out_stride + i;
-    if (lanes >= W) {
+    Vec<Word> r[W];  // in registers, as long as every index is a constant
 #pragma GCC unroll 16
-      for (int j = 0; j < W; ++j) store<Word>(to + j * out_stride, r[j]);
-    } else {
-      for (int j = 0; j < lanes; ++j) store<Word>(to + j * out_stride, r[j]);
-    }
+    for (int j = 0; j < W; ++j) r[j] = load<T>(from + j * inner_stride);
+    transpose(r);
+#pragma GCC unroll 16
+    for (int j = 0; j < W; ++j) store<Word>(to + j * out_stride, r[j]);
+  }
+
+  // A block of which less than W x W exists.
+  __attribute__((noinline)) void transpose_edge(int64_t o, int64_t i) const {
+    const int lines = static_cast<int>(min_of(W, inner - i)), lanes = static_cast<int>(min_of(W, outer - o));
+    const T* from = in + o + i * inner_stride;
+    Word* to = out + o * out_stride + i;
+    Vec<Word> r[W] = {};
+    for (int j = 0; j < lines; ++j, from += inner_stride)
+      r[j] = lanes == W ? load<T>(from) : load_first<T>(from, lanes);
+    transpose(r);
+    for (int j = 0; j < lanes; ++j) store<Word>(to + j * out_stride, r[j]);
   }
 
   void gather() const {

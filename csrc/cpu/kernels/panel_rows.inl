@@ -1,5 +1,32 @@
 // All rows of a task against one panel of columns.
 
+// Brings what comes next into the second-level cache a few lines at a time and in the order of memory, while the
+// present is computed: tiles and transposes touch many rows at once, which no hardware prefetcher follows.
+struct Prefetcher {
+  const char* row = nullptr;
+  int64_t row_bytes = 0, line_end = 0;
+  int64_t lines = 0;  // that remain
+  int64_t line = 0;
+
+  template <class T>
+  static Prefetcher of(const Factor<T>& f) {
+    constexpr int64_t kElement = sizeof(T);
+    const bool by_depth = f.stride == 1;
+    const int64_t rows = by_depth ? f.depth : f.count, bytes = (by_depth ? f.count : f.depth) * kElement;
+    return {reinterpret_cast<const char*>(f.data), (by_depth ? f.depth_stride : f.stride) * kElement, bytes,
+            rows * ceil_div(bytes, kCacheLine)};
+  }
+
+  void step(int64_t count) {
+    for (int64_t n = min_of(count, lines); n > 0; --n) {
+      __builtin_prefetch(row + line, 0, 2);
+      line += kCacheLine;
+      if (line >= line_end) line = 0, row += row_bytes;
+    }
+    lines -= min_of(count, lines);
+  }
+};
+
 // Where the micro-kernel finds A: in place, or packed in groups of rows.
 struct RowFactor {
   const char* base;
@@ -95,7 +122,12 @@ struct PanelRows {
   __attribute__((noinline)) static void tile(Task& task, const RowFactor& left, const Word* right, int64_t stride,
                                              int i, int64_t j, int64_t words) {
     task.template prefetch<NV>(i, R, j);
-    Vec<typename Task::Acc> sum[R][NV] = {};
+    task.next_panel.step(R);
+    Vec<typename Task::Acc> sum[R][NV];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sum[r][v] = Vec<typename Task::Acc>{};
     const char* a = left.row(i);
     const bool streams = left.streams && i + 2 * R <= task.rows && task.cols <= kPanelVectors * Task::W;
     for (int64_t k = 0; k < words; k += kPrefetchDepth) {

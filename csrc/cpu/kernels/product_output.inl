@@ -51,6 +51,7 @@ struct ProductOutput {
   }
 
   // The sums of the tile whose corner is (i, j) over one block of the depth: kept when more blocks follow, else stored.
+  // Every loop over `sum` is unrolled: one variable index, even on the rare path, would put all sums into memory.
   template <int R, int NV>
   __attribute__((always_inline)) void finish(Vec<Acc> (&sum)[R][NV], int64_t i, int64_t j) const {
     if (partial) {
@@ -69,7 +70,9 @@ struct ProductOutput {
       for (int r = 0; r < R; ++r) Rules::template store_row<T>(out + r * p.c.row_stride, sum[r], streaming);
     } else {
       Acc edge[R * NV * W];
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) store<Acc>(edge + (r * NV + v) * W, sum[r][v]);
       store_edge(out, edge, R, NV * W, width);
     }

@@ -17,15 +17,16 @@ struct ProductSplit {
     return s;
   }
 
-  // A small batch: smaller blocks, so that all threads have work.
+  // A small batch: smaller blocks, so that all threads have work. Columns are cut first: every block of rows packs B
+  // again, while A often needs no packing (one f32 matrix of scores: +6 %).
   void cut_further(const Product& p) {
     const int64_t tasks = p.batch.count() * row_blocks * col_blocks;
     const int64_t wanted = min_of(kTasks, static_cast<int64_t>(p.work() / kTaskWork));
     if (tasks == 0 || tasks >= wanted) return;
-    const int64_t rows = max_of(1, min_of(ceil_div(wanted, tasks), p.m / (row_blocks * kRowBlockMin)));
-    row_blocks *= rows;
-    const int64_t cols = max_of(1, min_of(ceil_div(wanted, tasks * rows), p.n / (col_blocks * kColBlockMin)));
+    const int64_t cols = max_of(1, min_of(ceil_div(wanted, tasks), p.n / (col_blocks * kColBlockMin)));
     col_blocks *= cols;
+    const int64_t rows = max_of(1, min_of(ceil_div(wanted, tasks * cols), p.m / (row_blocks * kRowBlockMin)));
+    row_blocks *= rows;
   }
 
   int64_t in_entry() const { return row_blocks * col_blocks; }

@@ -52,28 +52,11 @@ struct WordRules<TilePair> {
   static void end() { _tile_release(); }
 };
 
-// Brings the rows of the next strip of A into the second-level cache in the order of memory, a few lines at a time:
-// tiles touch 16 rows at once, which no hardware prefetcher follows. For an A that streams from memory once.
-struct Prefetcher {
-  const char* row;
-  int64_t row_bytes, line_end;
-  int lines_per_step;
-  int64_t line = 0;
-
-  void step() {
-    for (int i = 0; i < lines_per_step; ++i) {
-      __builtin_prefetch(row + line, 0, 2);
-      line += kCacheLine;
-      if (line >= line_end) line = 0, row += row_bytes;
-    }
-  }
-};
-
 // 16 * MT rows x 16 * NT columns of sums, through memory: out[row][out_stride].
 // The barriers tell the compiler that the tile instructions read and write memory; it does not look into them.
 template <int MT, int NT>
 MHA_INLINE void multiply_tiles(const char* a, int64_t row_bytes, const TilePair* b, int64_t b_stride, int64_t words,
-                               float* out, int64_t out_stride, Prefetcher& next) {
+                               float* out, int64_t out_stride, Prefetcher& next, int lines_per_step) {
   __asm__ volatile("" ::: "memory");
   const int64_t b_bytes = b_stride * static_cast<int64_t>(sizeof(TilePair));
   const int64_t out_bytes = out_stride * static_cast<int64_t>(sizeof(float));
@@ -84,7 +67,7 @@ MHA_INLINE void multiply_tiles(const char* a, int64_t row_bytes, const TilePair*
   for (int64_t k = 0; k < words; k += 16) {
     const char* a_tile = a + k * static_cast<int64_t>(sizeof(TilePair));
     const TilePair* b_tile = b + k * b_stride;
-    next.step();
+    next.step(lines_per_step);
     _tile_loadd(4, a_tile, row_bytes);
     _tile_loadd(6, b_tile, b_bytes);
     _tile_dpbf16ps(0, 4, 6);
@@ -129,13 +112,17 @@ struct PanelRows<TilePair> {
     const char* rows = left.row(i);
     constexpr int kRows = MT * kTileRows, kPasses = (NV + 1) / 2;
     const bool streams = left.streams && i + 2 * kRows <= task.rows && task.cols <= NV * 16;
-    Prefetcher next = {rows + kRows * left.row_bytes, left.row_bytes, words * 4, streams ? kRows / kPasses : 0};
-    if constexpr (NV >= 2) multiply_tiles<MT, 2>(rows, left.row_bytes, right, stride, words, sums, NV * 16, next);
+    const int64_t bytes = words * static_cast<int64_t>(sizeof(TilePair));
+    Prefetcher next = {rows + kRows * left.row_bytes, left.row_bytes, bytes, streams ? kRows * bytes / kCacheLine : 0};
+    constexpr int kLines = kRows / kPasses;
+    task.next_panel.step(kRows);
+    if constexpr (NV >= 2)
+      multiply_tiles<MT, 2>(rows, left.row_bytes, right, stride, words, sums, NV * 16, next, kLines);
     if constexpr (NV == 4)
-      multiply_tiles<MT, 2>(rows, left.row_bytes, right + 32, stride, words, sums + 32, NV * 16, next);
+      multiply_tiles<MT, 2>(rows, left.row_bytes, right + 32, stride, words, sums + 32, NV * 16, next, kLines);
     if constexpr (NV % 2 == 1)
       multiply_tiles<MT, 1>(rows, left.row_bytes, right + (NV - 1) * 16, stride, words, sums + (NV - 1) * 16, NV * 16,
-                            next);
+                            next, kLines);
     int r = 0;
     for (; r + 4 <= count; r += 4) pass_on<4, NV>(task, sums + r * NV * 16, i + r, j);
     for (; r < count; ++r) pass_on<1, NV>(task, sums + r * NV * 16, i + r, j);
