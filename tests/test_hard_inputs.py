@@ -321,7 +321,7 @@ def test_inputs_are_left_alone():
 @pytest.mark.parametrize("offset", [2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("window", [None, (3, None), (None, 3)], ids=str)
 def test_causal_offset_tensors_at_the_end_of_64_bits(window, offset):
-    """No sum with a position may wrap round: past every key all is visible (or left of the window), before it nothing."""
+    """No position wraps round: past every key all is visible (or left of the window), before the first nothing."""
     tensors, _ = inputs(Case(lq=6, lk=6))
     options = dict(is_causal=True, window=window, causal_offset=torch.tensor([offset, 0]))
     results, grads = gradients(tensors, options)
