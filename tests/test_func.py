@@ -274,23 +274,26 @@ def test_saturated_softcap_is_as_exact_as_autograd(softcap, size):
         assert ((x.double() - right).abs() <= allowed).all(), f"{name}\n got {x}\nwant {right}"
 
 
+@pytest.mark.parametrize("options", [{}, dict(softcap=1.5), dict(softcap=1.5, sinks=True)], ids=str)
 @pytest.mark.parametrize("offset", [2**63 - 1, -(2**63)])
-def test_jvp_with_a_causal_offset_at_the_end_of_64_bits(offset):
-    """Everything or nothing is visible; the position i + offset must not wrap round."""
-    query, key, value, _ = Case(dtype=torch.float64).build()
+def test_causal_offset_at_the_end_of_64_bits(offset, options):
+    """Everything or nothing is visible; the position i + offset must not wrap round, in no derivative of any order."""
+    query, key, value, extra = Case(dtype=torch.float64, **options).build()
     offsets = torch.full((2,), offset)
+    tangent = torch.randn_like(query)
 
     def call(query):
-        return mha_ext.attention(query, key, value, is_causal=True, causal_offset=offsets)
+        return mha_ext.attention(query, key, value, is_causal=True, causal_offset=offsets, **extra)
 
-    tangent = torch.randn_like(query)
-    got = func.jvp(call, (query,), (tangent,))
-    if offset > 0:
-        want = func.jvp(lambda q: mha_ext.attention(q, key, value), (query,), (tangent,))
-    else:
-        want = tuple(tuple(torch.zeros_like(x) for x in part) for part in got)
-    for mine, other in zip(got, want, strict=True):
-        assert_rounding_only(mine, other, (query, key, value), f"offset {offset}")
+    def all_or_nothing(query):
+        results = mha_ext.attention(query, key, value, **extra)
+        return results if offset > 0 else tuple(x * 0 for x in results)
+
+    def derivatives(call):
+        gradient = func.grad(loss_of(call))
+        return (*call(query), *func.jvp(call, (query,), (tangent,))[1], *func.jvp(gradient, (query,), (tangent,)))
+
+    assert_rounding_only(derivatives(call), derivatives(all_or_nothing), (query, key, value), f"offset {offset}")
 
 
 @pytest.mark.parametrize("randomness", ["same", "different"])

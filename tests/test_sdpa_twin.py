@@ -166,7 +166,7 @@ def same_as_torch(query, key, value, mask=None, **options):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_float32_mask_with_a_low_precision_query(dtype):
-    """The oracle adds the float32 numbers; rounding them to the query's dtype is among the roundings the rule allows."""
+    """The oracle adds the float32 numbers: rounding them to the query's dtype is one of the roundings allowed for."""
     case = Case(dtype=dtype, lq=20, lk=30)
     query, key, value, _ = case.build()
     mask = torch.randn(20, 30)
