@@ -303,3 +303,18 @@ def test_vmap_over_nothing_with_dropout(randomness):
     output, weights = func.vmap(lambda q: mha_ext.attention(q, key, value, dropout=0.5), randomness=randomness)(query)
     assert output.shape == (0, 2, 2, 5, 3)
     assert weights.shape == (0, 2, 2, 5, 7)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("as_tensor", [True, False])
+def test_the_stand_in_sees_what_the_kernel_sees_at_the_end_of_64_bits(as_tensor, number, side):
+    """mha_ext.reference, which torch.func inside of torch.compile runs, must not wrap round either."""
+    scores = torch.zeros(1, 1, 3, 4)
+    offsets, offset = (torch.full((1, 1), number), 0) if as_tensor else (None, number)
+    left, right = (1, 2**63 - 1) if side == "left" else (2**63 - 1, 1)
+    visibility = (None, None, offsets, left, right, offset, 0.0, float("-inf"))
+    kernel = torch.ops.mha_ext.masked_softmax(scores, None, None, *visibility)[0]
+    assert torch.equal(mha_ext.reference.masked_softmax(scores, None, None, *visibility)[0], kernel)
+    hides_all = (number > 0) == (side == "left")
+    assert torch.equal(kernel, torch.full_like(scores, 0.0 if hides_all else 0.25))
