@@ -2,9 +2,8 @@
 
 import os
 
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = (
-    "1"  # a compiled kernel from an earlier build must not answer for this one
-)
+# Before torch is imported: a compiled kernel from an earlier build must not answer for this one.
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 import pytest
 import torch
@@ -40,15 +39,20 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(params=LEVELS)
-def isa(request):
+def isa(request, leave_torch_as_found):
     """Run the test on one ISA level, or skip it where the machine lacks that level."""
     here = mha_ext.supported_isas()
     if request.param not in here:
         pytest.skip(f"ISA level {request.param} is absent: this machine and MHA_EXT_ISA leave {', '.join(here)}")
-    before = mha_ext.isa()
     mha_ext.set_isa(request.param)
-    yield request.param
-    mha_ext.set_isa(before)
+    return request.param
+
+
+@pytest.fixture(params=list(dict.fromkeys([mha_ext.supported_isas()[0], mha_ext.supported_isas()[-1]])))
+def outer_isa(request, leave_torch_as_found):
+    """Run the test on the lowest and on the highest level: for what costs much and depends little on the level."""
+    mha_ext.set_isa(request.param)
+    return request.param
 
 
 @pytest.fixture(autouse=True)

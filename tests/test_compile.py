@@ -48,6 +48,7 @@ def test_aot_eager(function):
     assert_rounding_only(trained(compiled, function), trained(function.call, function), function.inputs, str(function))
 
 
+@pytest.mark.usefixtures("outer_isa")
 @pytest.mark.parametrize("function", FEW, ids=str)
 def test_inductor(function):
     compiled = torch.compile(function.call, fullgraph=True)
@@ -131,6 +132,7 @@ def test_aot_eager_draws_the_seed_eager_draws():
     assert torch.equal(torch.compile(call, backend="aot_eager", fullgraph=True)(query, key, value), eager)
 
 
+@pytest.mark.usefixtures("outer_isa")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_low_precision_by_the_tolerance_rule(dtype, backend):

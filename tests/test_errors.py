@@ -215,3 +215,35 @@ def test_nothing_is_drawn_before_an_error():
     with pytest.raises(TypeError, match="value must have the dtype"):
         attend(dropout=0.5, value=VALUE.double())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+SPARSE = {
+    "mask": torch.ones(5, 7).to_sparse(),
+    "bias": torch.zeros(5, 7).to_sparse(),
+    "key_lengths": torch.tensor([1, 2]).to_sparse(),
+    "causal_offset": torch.tensor([1, 2]).to_sparse(),
+    "sinks": torch.ones(2).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_options(name):
+    with pytest.raises(NotImplementedError, match=rf"^{name} must be a dense"):
+        attend(**{name: SPARSE[name]})
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)], ids=("large", "negative"))
+@pytest.mark.parametrize("name", ["scale", "softcap", "mask_value", "dropout"])
+def test_integers_past_the_range_of_floats(name, number):
+    with pytest.raises(ValueError, match=rf"^{name} must "):
+        attend(**{name: number})
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_module_inputs_that_are_no_tensors(place):
+    given = [torch.zeros(1, 3, 8)] * 3
+    given[place] = [1]
+    with pytest.raises(TypeError, match=rf"^{'QKV'[place]} must be a torch.Tensor, got list$"):
+        mha_ext.MultiHeadAttention(8, 2)(*given)
+    with pytest.raises(TypeError, match=r"^Q must be a torch.Tensor, got list$"):
+        mha_ext.MultiHeadAttention(8, 2)([1], 2, 3)

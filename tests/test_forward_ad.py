@@ -14,8 +14,15 @@ every_function = pytest.mark.parametrize("function", differentiable.ALL, ids=str
 
 
 @every_function
-def test_gradcheck_forward(function):
+def test_gradcheck_forward_every_entry(function):
     assert gradcheck(function.call, function.leaves(), check_forward_ad=True, check_backward_ad=False)
+
+
+@pytest.mark.usefixtures("isa")
+@every_function
+def test_gradcheck_forward(function):
+    """fast_mode projects on one random direction."""
+    assert gradcheck(function.call, function.leaves(), check_forward_ad=True, check_backward_ad=False, fast_mode=True)
 
 
 @pytest.mark.parametrize("function", differentiable.WITHOUT_DROPOUT, ids=str)
@@ -31,6 +38,7 @@ def test_gradcheck_batched_forward(function):
     )  # vmaps the whole call; random calls may not be vmapped there
 
 
+@pytest.mark.usefixtures("isa")
 @every_function
 def test_forward_over_reverse(function):
     assert gradgradcheck(function.call, function.leaves(), check_fwd_over_rev=True, fast_mode=True)

@@ -28,6 +28,7 @@ def arguments(function):
     return tuple(range(len(function.inputs)))
 
 
+@pytest.mark.usefixtures("isa")
 @every_function
 def test_grad(function):
     got, want = (
@@ -36,6 +37,7 @@ def test_grad(function):
     assert_rounding_only(got, want, function.inputs, str(function))
 
 
+@pytest.mark.usefixtures("isa")
 @every_function
 def test_jvp(function):
     tangents = tuple(torch.randn_like(x) for x in function.inputs)
@@ -103,6 +105,7 @@ def test_reverse_over_forward(function):
     assert_rounding_only(got, want, function.inputs, str(function))
 
 
+@pytest.mark.usefixtures("isa")
 @every_function
 def test_vmap_over_everything(function):
     """A new leading dimension on every input, at dimension 0 or last."""
@@ -229,3 +232,89 @@ def test_probes_under_compile(fresh_compiler):
         return func.grad(lambda y: (probe(y) * y).sum())(x)
 
     assert torch.equal(compiled(differentiated)(x), x + 1)
+
+
+@pytest.mark.parametrize("size", [5.0, 8.0, 12.0])
+@pytest.mark.parametrize("softcap", [1.0, 2.0])
+def test_saturated_softcap_is_as_exact_as_autograd(softcap, size):
+    """Where tanh is nearly 1, 1 - tanh^2 in float32 has lost its digits; every route has to know better.
+
+    The error is relative to each number: a logit that is off by a few units leaves a slope of about
+    4 exp(-2 s / softcap) off by as many units times its own size.
+    """
+    scores = size + torch.rand(1, 1, 4, 6)
+    x = scores.double().requires_grad_()
+    probe = torch.randn(1, 1, 4, 6)
+    slope = 1 / torch.cosh(x.detach() / softcap) ** 2
+    p = torch.softmax(softcap * torch.tanh(x.detach() / softcap), -1)
+    want = p * (probe.double() - (p * probe.double()).sum(-1, keepdim=True)) * slope
+    jvp_want = p * (slope * probe - (p * slope * probe).sum(-1, keepdim=True))
+
+    def call(s):
+        return mha_ext.masked_softmax(s, softcap=softcap)
+
+    def loss(s):
+        return (call(s) * probe).sum()
+
+    leaf = scores.clone().requires_grad_()
+    got = {
+        "autograd": torch.autograd.grad(loss(leaf), leaf)[0],
+        "create_graph": torch.autograd.grad(loss(leaf), leaf, create_graph=True)[0].detach(),
+        "func.grad": func.grad(loss)(scores),
+        "func.vjp": func.vjp(call, scores)[1](probe)[0],
+        "func.jvp": func.jvp(call, (scores,), (probe,))[1],
+        "vmap": func.vmap(func.grad(loss))(scores[None])[0],
+    }
+    eps = torch.finfo(torch.float32).eps
+    terms = p * slope * (probe.abs() + (p * probe.abs()).sum(-1, keepdim=True))
+    jvp_terms = p * (slope * probe.abs() + (p * slope * probe.abs()).sum(-1, keepdim=True))
+    for name, x in got.items():
+        right, sizes = (jvp_want, jvp_terms) if name == "func.jvp" else (want, terms)
+        allowed = eps * (scores.numel() + 2 * size / softcap) * sizes
+        assert ((x.double() - right).abs() <= allowed).all(), f"{name}\n got {x}\nwant {right}"
+
+
+@pytest.mark.parametrize("options", [{}, dict(softcap=1.5), dict(softcap=1.5, sinks=True)], ids=str)
+@pytest.mark.parametrize("offset", [2**63 - 1, -(2**63)])
+def test_causal_offset_at_the_end_of_64_bits(offset, options):
+    """Everything or nothing is visible; the position i + offset must not wrap round, in no derivative of any order."""
+    query, key, value, extra = Case(dtype=torch.float64, **options).build()
+    offsets = torch.full((2,), offset)
+    tangent = torch.randn_like(query)
+
+    def call(query):
+        return mha_ext.attention(query, key, value, is_causal=True, causal_offset=offsets, **extra)
+
+    def all_or_nothing(query):
+        results = mha_ext.attention(query, key, value, **extra)
+        return results if offset > 0 else tuple(x * 0 for x in results)
+
+    def derivatives(call):
+        gradient = func.grad(loss_of(call))
+        return (*call(query), *func.jvp(call, (query,), (tangent,))[1], *func.jvp(gradient, (query,), (tangent,)))
+
+    assert_rounding_only(derivatives(call), derivatives(all_or_nothing), (query, key, value), f"offset {offset}")
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_vmap_over_nothing_with_dropout(randomness):
+    query = torch.randn(0, 2, 2, 5, 8)
+    key, value = torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 3)
+    output, weights = func.vmap(lambda q: mha_ext.attention(q, key, value, dropout=0.5), randomness=randomness)(query)
+    assert output.shape == (0, 2, 2, 5, 3)
+    assert weights.shape == (0, 2, 2, 5, 7)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("as_tensor", [True, False])
+def test_the_stand_in_sees_what_the_kernel_sees_at_the_end_of_64_bits(as_tensor, number, side):
+    """mha_ext.reference, which torch.func inside of torch.compile runs, must not wrap round either."""
+    scores = torch.zeros(1, 1, 3, 4)
+    offsets, offset = (torch.full((1, 1), number), 0) if as_tensor else (None, number)
+    left, right = (1, 2**63 - 1) if side == "left" else (2**63 - 1, 1)
+    visibility = (None, None, offsets, left, right, offset, 0.0, float("-inf"))
+    kernel = torch.ops.mha_ext.masked_softmax(scores, None, None, *visibility)[0]
+    assert torch.equal(mha_ext.reference.masked_softmax(scores, None, None, *visibility)[0], kernel)
+    hides_all = (number > 0) == (side == "left")
+    assert torch.equal(kernel, torch.full_like(scores, 0.0 if hides_all else 0.25))

@@ -19,12 +19,14 @@ def test_gradcheck(function):
     assert gradcheck(function.call, function.leaves(), check_undefined_grad=True)
 
 
+@pytest.mark.usefixtures("isa")
 @every_function
 def test_batched_gradients(function):
     """vmap over the backward, as torch.autograd.grad(is_grads_batched=True) runs it."""
     assert gradcheck(function.call, function.leaves(), check_batched_grad=True, fast_mode=True)
 
 
+@pytest.mark.usefixtures("isa")
 @every_function
 def test_gradgradcheck(function):
     assert gradgradcheck(function.call, function.leaves(), fast_mode=True)
@@ -70,6 +72,7 @@ def test_third_derivative():
 LOW = [d for d in DTYPES if d != torch.float64]
 
 
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize(
     "options",
@@ -81,9 +84,8 @@ LOW = [d for d in DTYPES if d != torch.float64]
     ],
     ids=str,
 )
-def test_low_precision(isa, options, dtype):
+def test_low_precision(options, dtype):
     """Gradients by the tolerance rule, through output and weights, at a size with several tiles."""
-    assert isa
     check_attention(Case(**options, dtype=dtype, lq=40, lk=70, d=48, dv=40))
 
 

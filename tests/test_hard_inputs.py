@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from cases import DTYPES, Case
@@ -61,8 +62,8 @@ def test_finite_mask_value_makes_empty_rows_uniform(value):
     tensors, _ = inputs(Case(lq=3, lk=8))
     output, weights = mha_ext.attention(**tensors, mask=torch.zeros(3, 8), mask_value=value)
     assert torch.equal(weights, torch.full_like(weights, 1 / 8))
-    assert_mean = (output - tensors["value"].mean(-2, keepdim=True)).abs()
-    assert (assert_mean <= torch.finfo(torch.float32).eps * tensors["value"].abs().sum(-2, keepdim=True)).all()
+    error = (output - tensors["value"].mean(-2, keepdim=True)).abs()
+    assert (error <= torch.finfo(torch.float32).eps * tensors["value"].abs().sum(-2, keepdim=True)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -131,7 +132,8 @@ def test_a_visible_nan_shows(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e8])
 def test_large_logits(size, dtype):
-    """Scores up to `size`, powers of two apart: each row's winner is beyond doubt, and the weights are exactly one-hot.
+    """Scores up to `size`, powers of two apart: each row's winner is beyond doubt. From 1e4 on the weights are exactly
+    one-hot; at 1e2 the others still hold exp(-32), and everything follows the tolerance rule.
 
     A backward from the log-sum alone goes wrong here; row max and row sum kept apart stay right.
     """
@@ -144,12 +146,13 @@ def test_large_logits(size, dtype):
     tensors = {"query": query, "key": key, "value": value}
     results, grads = gradients(tensors, {"scale": 1.0})
     one_hot = torch.nn.functional.one_hot(winner, lk).to(dtype)
+    case = Case(dtype=dtype, batch=(1,), heads=1, lq=lq, lk=lk, d=lk, dv=5, scale=1.0)
+    Expected(case, tensors, {"scale": 1.0}).check()
     if size >= 1e4:  # exp(-size / 2) is zero in every dtype
         assert torch.equal(results["weights"][0, 0], one_hot)
         assert torch.equal(results["output"][0, 0], value[0, 0, winner])
         assert (grads["query"] == 0).all()
         assert torch.equal(grads["value"][0, 0], one_hot.sum(0)[:, None].expand(lk, 5))
-    assert all(torch.isfinite(g).all() for g in grads.values())
 
 
 @pytest.mark.parametrize("size", [5e4, 5e8])
@@ -313,3 +316,54 @@ def test_inputs_are_left_alone():
     mha_ext.attention(**everything, dropout=0.5)
     for name, x in before.items():
         assert torch.equal(everything[name], x), name
+
+
+@pytest.mark.parametrize("offset", [2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("window", [None, (3, None), (None, 3)], ids=str)
+def test_causal_offset_tensors_at_the_end_of_64_bits(window, offset):
+    """No position wraps round: past every key all is visible (or left of the window), before the first nothing."""
+    tensors, _ = inputs(Case(lq=6, lk=6))
+    options = dict(is_causal=True, window=window, causal_offset=torch.tensor([offset, 0]))
+    results, grads = gradients(tensors, options)
+    first = {n: x[:1] for n, x in tensors.items()}
+    if offset > 0 and window != (3, None):
+        want = mha_ext.attention(**first)
+    else:
+        want = [torch.zeros_like(x[:1]) for x in results.values()]
+    for name, right in zip(("output", "weights"), want, strict=True):
+        assert_same_bits(results[name][:1].contiguous(), right, name)
+    usual = mha_ext.attention(**{n: x[1:] for n, x in tensors.items()}, is_causal=True, window=window)
+    assert_same_bits(results["weights"][1:].contiguous(), usual[1])
+    assert all(torch.isfinite(g).all() for g in grads.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_padding_may_hold_nan(dtype):
+    """Keys and values past key_lengths, NaN or clean, give the same bits everywhere, at a size with several tiles."""
+    case = Case(dtype=dtype, heads=2, lq=70, lk=150, d=40, dv=72)
+    tensors, _ = inputs(case)
+    lengths = torch.tensor([131, 64])
+    padded = (torch.arange(150) >= lengths[:, None])[:, None, :, None]
+    spoilt = {**tensors, **{n: tensors[n].masked_fill(padded, math.nan) for n in ("key", "value")}}
+    clean, dirty = (gradients(x, {"key_lengths": lengths}) for x in (tensors, spoilt))
+    for name in ("output", "weights"):
+        assert_same_bits(dirty[0][name], clean[0][name], name)
+    for name in tensors:
+        assert_same_bits(dirty[1][name], clean[1][name], f"gradient of {name}")
+
+
+def test_the_steps_under_autocast_take_what_attention_takes():
+    """Scores come out in the autocast dtype; a float32 bias (or sinks) is cast there too, as attention() does it."""
+    tensors, options = inputs(Case(bias="heads", sinks=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, weights = mha_ext.attention(**tensors, **options)
+        by_steps = mha_ext.masked_softmax(mha_ext.attention_scores(tensors["query"], tensors["key"]), **options)
+        summed = mha_ext.weighted_sum(by_steps, tensors["value"])
+    assert_same_bits(by_steps, weights)
+    assert_same_bits(summed, output)
+
+
+def test_numpy_integers_are_integers():
+    tensors, _ = inputs(Case(lq=6, lk=6))
+    got = mha_ext.attention(**tensors, window=(np.int64(2), np.int32(1)), causal_offset=np.int64(1))[1]
+    assert_same_bits(got, mha_ext.attention(**tensors, window=(2, 1), causal_offset=1)[1])

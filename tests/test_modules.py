@@ -12,6 +12,7 @@ from torch import nn
 
 import mha_ext
 
+pytestmark = pytest.mark.usefixtures("isa")
 WIDTH, HEADS = 24, 4
 
 

@@ -4,15 +4,17 @@ import inspect
 import re
 
 import cases
+import oracle
 import pytest
 import torch
 from cases import Case
-from compare import expected, run
+from compare import Expected, expected, run
 from tolerances import assert_rounding_only
 from torch.nn.functional import scaled_dot_product_attention as theirs
 
 import mha_ext
 
+pytestmark = pytest.mark.usefixtures("isa")
 ours = mha_ext.scaled_dot_product_attention
 
 
@@ -154,3 +156,50 @@ def test_swapping_torch_for_it_in_a_model(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counting)
     assert_rounding_only(layer(x), want, (x, *layer.parameters()))
     assert calls
+
+
+def same_as_torch(query, key, value, mask=None, **options):
+    """Where both take a call, the results differ by rounding alone."""
+    got, want = (f(query, key, value, mask, **options) for f in (ours, theirs))
+    assert_rounding_only(got, want, (query, key, value))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_float32_mask_with_a_low_precision_query(dtype):
+    """The oracle adds the float32 numbers: rounding them to the query's dtype is one of the roundings allowed for."""
+    case = Case(dtype=dtype, lq=20, lk=30)
+    query, key, value, _ = case.build()
+    mask = torch.randn(20, 30)
+    right = Expected(case, {"query": query, "key": key, "value": value}, {"bias": mask.to(dtype)}, with_grads=False)
+    got = ours(query, key, value, mask)
+    assert theirs(query, key, value, mask).dtype == got.dtype == dtype
+    right.same("output", got, oracle.attention(query, key, value, bias=mask)[0], right.plain[0])
+
+
+HEADS = {
+    "key_and_value": (4, 1, 1, False),
+    "key_alone": (4, 1, 4, False),
+    "value_alone": (4, 4, 1, False),
+    "query": (1, 4, 4, False),
+    "grouped_key_2_value_1": (4, 2, 1, True),
+    "grouped_key_1_value_2": (4, 1, 2, True),
+    "grouped_key_2_value_4": (4, 2, 4, True),
+}
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "value_heads", "gqa"), HEADS.values(), ids=HEADS)
+def test_head_counts_that_torch_takes(heads, key_heads, value_heads, gqa):
+    """A head dimension of 1 broadcasts; under enable_gqa key and value may be grouped differently."""
+    query, key, value = (
+        torch.randn(2, h, length, 8, dtype=torch.float64)
+        for h, length in ((heads, 5), (key_heads, 7), (value_heads, 7))
+    )
+    options = {"is_causal": True, "enable_gqa": gqa}
+    got, want = (gradients(f, query, key, value, None, options) for f in (ours, theirs))
+    assert_rounding_only(got, want, (query, key, value))
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float64), torch.tensor(2)], ids=str)
+def test_scale_as_a_tensor_of_no_dimensions(scale):
+    query, key, value, _ = Case(dtype=torch.float64).build()
+    same_as_torch(query, key, value, scale=scale)

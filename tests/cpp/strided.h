@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <random>
 #include <vector>
 
 #include "../../csrc/core/half.h"
@@ -14,6 +13,7 @@
 #include "check.h"
 
 using namespace mha;
+using test::Random;
 
 template <class T>
 constexpr DType kDType = std::is_same_v<T, double>     ? DType::f64
@@ -21,21 +21,15 @@ constexpr DType kDType = std::is_same_v<T, double>     ? DType::f64
                          : std::is_same_v<T, bfloat16> ? DType::bf16
                                                        : DType::f16;
 template <class T>
-constexpr double kEpsilon = std::is_same_v<T, double>     ? 0x1p-53
-                            : std::is_same_v<T, float>    ? 0x1p-24
-                            : std::is_same_v<T, bfloat16> ? 0x1p-8
-                                                          : 0x1p-11;  // half a unit in the last place of 1
-template <class T>
 constexpr double kTiny = std::is_same_v<T, float16>  ? 0x1p-24
                          : std::is_same_v<T, double> ? 1e-300
                                                      : 1e-37;  // underflow
 
-struct Random {
-  std::mt19937_64 engine{1};
-  int64_t integer(int64_t from, int64_t to) { return std::uniform_int_distribution<int64_t>(from, to)(engine); }
-  double normal() { return std::normal_distribution<double>()(engine); }
-  bool chance(double p) { return std::uniform_real_distribution<double>()(engine) < p; }
-};
+// Spacing of the numbers of T at 1.
+template <class T>
+double epsilon() {
+  return test::epsilon(kDType<T>);
+}
 
 // Storage of a stack of matrices: batch dimensions, rows, columns in random order in memory, with gaps; and for inputs
 // at random broadcast along some of them.
@@ -54,7 +48,7 @@ struct Stack {
     sizes.push_back(n_cols);
     std::vector<int> order(sizes.size());
     std::iota(order.begin(), order.end(), 0);
-    if (random.chance(0.5)) std::shuffle(order.begin(), order.end(), random.engine);
+    if (random.chance(0.5)) random.shuffle(order);
     std::vector<int64_t> strides(sizes.size());
     int64_t step = random.chance(0.7) ? 1 : random.integer(2, 3);
     for (size_t k = order.size(); k-- > 0;) {

@@ -2,7 +2,6 @@
 // values the nearer one, of two equally near ones the even one.
 #include <cmath>
 #include <cstdint>
-#include <random>
 
 #include "../../csrc/core/half.h"
 #include "check.h"
@@ -66,12 +65,12 @@ void check_all_values(const Format& f) {
 }
 
 void check_rounding(const Format& f) {
-  std::mt19937 random(1);
+  test::Random random;
   const auto check = [&](float x) {
     if (std::isnan(x)) CHECK(std::isnan(f.widened(f.narrowed(x))), "%s NaN %08x", f.name, float_bits(x));
     else CHECK(f.narrowed(x) == nearest(f, x), "%s of %a: %04x, not %04x", f.name, x, f.narrowed(x), nearest(f, x));
   };
-  for (int i = 0; i < 300000; ++i) check(float_from_bits(random()));
+  for (int i = 0; i < 300000; ++i) check(float_from_bits(static_cast<uint32_t>(random.bits())));
   // Values of the format, the midpoints between them, and the floats next to both.
   for (uint32_t bits = 0; bits < f.infinity; ++bits) {
     const double middle = (f.value(bits) + f.value(bits + 1)) / 2;

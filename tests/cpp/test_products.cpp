@@ -1,6 +1,11 @@
 // The matrix products of every instruction-set level this machine has, against a plain loop in double.
 #include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
 
+#include "../../csrc/core/half.h"
 #include "../../csrc/cpu/dispatch/dispatch.h"
 #include "check.h"
 
@@ -8,8 +13,54 @@ namespace {
 
 using mha::DType;
 using mha::Product;
-using test::Buffer;
 using test::Random;
+
+// Elements of one dtype, in exactly as many bytes as they need, so that AddressSanitizer sees every step outside.
+class Buffer {
+ public:
+  Buffer(DType dtype, int64_t size) : dtype_(dtype), size_(size), bytes_(size * width(dtype)) {}
+
+  static int64_t width(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+  int64_t size() const { return size_; }
+  void* data() { return bytes_.data(); }
+  const void* data() const { return bytes_.data(); }
+
+  double get(int64_t i) const {
+    switch (dtype_) {
+      case DType::f64: return at<double>(i);
+      case DType::f32: return static_cast<double>(at<float>(i));
+      case DType::bf16: return static_cast<double>(mha::widen(at<mha::bfloat16>(i)));
+      default: return static_cast<double>(mha::widen(at<mha::float16>(i)));
+    }
+  }
+  void set(int64_t i, double x) {
+    switch (dtype_) {
+      case DType::f64: put<double>(i, x); break;
+      case DType::f32: put<float>(i, static_cast<float>(x)); break;
+      case DType::bf16: put<mha::bfloat16>(i, mha::narrow<mha::bfloat16>(static_cast<float>(x))); break;
+      default: put<mha::float16>(i, mha::narrow<mha::float16>(static_cast<float>(x))); break;
+    }
+  }
+  void fill_uniform(Random& random, double low = -1.0, double high = 1.0) {
+    for (int64_t i = 0; i < size_; ++i) set(i, random.uniform(low, high));
+  }
+
+ private:
+  template <class T>
+  T at(int64_t i) const {
+    T x;
+    std::memcpy(&x, bytes_.data() + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return x;
+  }
+  template <class T>
+  void put(int64_t i, T x) {
+    std::memcpy(bytes_.data() + i * static_cast<int64_t>(sizeof(T)), &x, sizeof(T));
+  }
+
+  DType dtype_;
+  int64_t size_;
+  std::vector<unsigned char> bytes_;
+};
 
 // How the elements of a matrix lie in memory.
 enum class Layout { rows, columns, padded_rows, padded_columns, spread };

@@ -88,8 +88,7 @@ void check_concurrent_calls() {
   std::vector<std::thread> workers;
   for (int t = 0; t < 4; ++t)
     workers.emplace_back([t] {
-      Random random;
-      random.engine.seed(static_cast<unsigned>(t));
+      Random random(static_cast<uint64_t>(t));
       check_type<float>(random);
     });
   for (std::thread& worker : workers) worker.join();
