@@ -203,7 +203,7 @@ def test_stride_zero_with_a_huge_size_of_one(zero):
         assert_same_bits(got, want)
 
 
-@pytest.mark.parametrize("big", [2**31, 2**62])
+@pytest.mark.parametrize("big", [2**31, 2**60])
 def test_window_sides_of_any_size(big):
     tensors, _ = inputs(Case(lq=6, lk=6))
     want = mha_ext.attention(**tensors, is_causal=True)
@@ -212,7 +212,7 @@ def test_window_sides_of_any_size(big):
             assert_same_bits(got, right)
 
 
-@pytest.mark.parametrize("offset", [2**31, -(2**31), 2**62, -(2**62)])
+@pytest.mark.parametrize("offset", [2**31, -(2**31), 2**60, -(2**60)])
 def test_causal_offsets_of_any_size(offset):
     tensors, _ = inputs(Case(lq=6, lk=6))
     weights = mha_ext.attention(**tensors, is_causal=True, causal_offset=offset)[1]
