@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from . import autograd
-from .reference import UNBOUNDED
+from .reference import POSITION_LIMIT, UNBOUNDED
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _DTYPE_TEXT = "float64, float32, bfloat16 or float16"
 _INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _DEVICES = ("cpu", "meta")
-_POSITION_LIMIT = 2**60  # beyond any length, and sums of a few still fit int64
 
 
 def check_float_tensor(name: str, x: object) -> None:
@@ -134,7 +133,7 @@ def position(name: str, x: object, expected: str, got: str) -> int:
     if isinstance(x, bool) or not isinstance(x, (Integral, torch.SymInt)):
         raise TypeError(f"{name} must be {expected}, got {got}")
     number: int = x if isinstance(x, torch.SymInt) else int(x)  # type: ignore[assignment]
-    if not -_POSITION_LIMIT <= number <= _POSITION_LIMIT:
+    if not -POSITION_LIMIT <= number <= POSITION_LIMIT:
         raise ValueError(f"{name} must stay within 2^60, got {got}")
     return number
 
@@ -211,7 +210,7 @@ def per_batch(name: str, x: object, batch: Sequence[int], like: Tensor) -> Tenso
     full = x[(None,) * (len(batch) - x.dim())] if x.dim() <= len(batch) else x
     if full.dim() != len(batch) or any(own not in (1, size) for own, size in zip(full.shape, batch, strict=True)):
         raise ValueError(f"{name} must have one entry per batch entry, shape {tuple(batch)}, got {tuple(x.shape)}")
-    return full.to(torch.int64).clamp(-_POSITION_LIMIT, _POSITION_LIMIT).unsqueeze(-1)
+    return full.to(torch.int64).clamp(-POSITION_LIMIT, POSITION_LIMIT).unsqueeze(-1)
 
 
 class SoftmaxOptions(NamedTuple):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 UNBOUNDED = 2**63 - 1  #: a window side without limit
+POSITION_LIMIT = 2**60  #: beyond any length, and sums of a few still fit int64
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -22,6 +23,10 @@ def _representable(x: float, dtype: torch.dtype) -> float:
     """A finite number stays finite in ``dtype``."""
     limit = torch.finfo(dtype).max
     return x if x == -torch.inf else min(max(x, -limit), limit)
+
+
+def _position(x: int) -> int:
+    return min(max(x, -POSITION_LIMIT), POSITION_LIMIT)
 
 
 def _repeat_heads(x: Tensor, heads: int) -> Tensor:
@@ -64,15 +69,15 @@ def visible(
 ) -> Tensor:
     """True where query i may see key j: i + offset - left <= j <= i + offset + right, j < length, mask[i, j]."""
     (queries, keys), device = scores.shape[-2:], scores.device
-    i = torch.arange(queries, device=device).unsqueeze(-1) + causal_offset
+    i = torch.arange(queries, device=device).unsqueeze(-1) + _position(causal_offset)
     j = torch.arange(keys, device=device)
     if causal_offsets is not None:
-        i = i + causal_offsets[..., None, None]
+        i = i + causal_offsets.clamp(-POSITION_LIMIT, POSITION_LIMIT)[..., None, None]
     may_see = torch.ones((), dtype=torch.bool, device=device).expand(queries, keys)
     if window_left != UNBOUNDED:
-        may_see = may_see & (j >= i - window_left)
+        may_see = may_see & (j >= i - _position(window_left))
     if window_right != UNBOUNDED:
-        may_see = may_see & (j <= i + window_right)
+        may_see = may_see & (j <= i + _position(window_right))
     if key_lengths is not None:
         may_see = may_see & (j < key_lengths[..., None, None])
     return may_see if mask is None else may_see & mask

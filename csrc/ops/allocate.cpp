@@ -31,9 +31,12 @@ Tensor allocate(const std::vector<int64_t>& shape, ScalarType type) {
   }
   // The shim function itself: torch::stable::empty goes through the dispatcher by name, at 0.5 us a tensor.
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
-                                                  static_cast<int32_t>(type), aoti_torch_device_type_cpu(), 0,
-                                                  &handle));
+  const AOTITorchError error =
+      aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+                               static_cast<int32_t>(type), aoti_torch_device_type_cpu(), 0, &handle);
+  if (error != AOTI_TORCH_SUCCESS)
+    throw std::runtime_error("mha_ext: no memory for a result of shape " + shape_text(shape) + " and dtype " +
+                             dtype_name(type));
   Tensor t(handle);
   if (t.numel() > 0) advise_huge_pages(t.mutable_data_ptr(), t.numel() * t.element_size());
   return t;

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "../core/problem.h"
 #include "stable_abi.h"
@@ -24,12 +25,18 @@ void require(bool ok, const Parts&... parts) {
   throw std::invalid_argument(text.str());
 }
 
-inline std::string shape_text(const Tensor& t) {
+inline std::string shape_text(const std::vector<int64_t>& shape) {
   std::ostringstream text;
   text << '(';
-  for (int64_t d = 0; d < t.dim(); ++d) text << (d ? ", " : "") << t.size(d);
+  for (size_t d = 0; d < shape.size(); ++d) text << (d ? ", " : "") << shape[d];
   text << ')';
   return text.str();
+}
+
+inline std::string shape_text(const Tensor& t) {
+  std::vector<int64_t> shape;
+  for (int64_t d = 0; d < t.dim(); ++d) shape.push_back(t.size(d));
+  return shape_text(shape);
 }
 
 // As Python spells it, without "torch.".

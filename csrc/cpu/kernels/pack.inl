@@ -69,6 +69,11 @@ struct Packer {
   }
 };
 
+template <class T>
+MHA_INLINE bool is_finite(T x) {
+  return widen(x) - widen(x) == 0;
+}
+
 // A factor of a product, seen as `count` rows or columns of the output times `depth`.
 template <class T>
 struct Factor {

@@ -15,6 +15,7 @@ struct ProductOutput {
   Acc* partial = nullptr;  // rows x partial_stride sums over the blocks of the depth so far; null when there is one
   int64_t partial_stride = 0;
   bool first = true, last = true;  // the block of the depth at hand
+  bool polluted = false;           // with zero_hides: NaN or infinity came out (see VisibleProduct)
 
   ProductOutput(const Product& problem, const ProductSplit& s, int64_t task) : p(problem) {
     const int64_t entry = task / s.in_entry(), block = task % s.in_entry();
@@ -53,12 +54,12 @@ struct ProductOutput {
   // The sums of the tile whose corner is (i, j) over one block of the depth: kept when more blocks follow, else stored.
   // Every loop over `sum` is unrolled: one variable index, even on the rare path, would put all sums into memory.
   template <int R, int NV>
-  __attribute__((always_inline)) void finish(Vec<Acc> (&sum)[R][NV], int64_t i, int64_t j) const {
+  __attribute__((always_inline)) void finish(Vec<Acc> (&sum)[R][NV], int64_t i, int64_t j) {
     if (partial) {
       add_partial(sum, partial + i * partial_stride + j);
       if (!last) return;
     }
-    const Vec<Acc> alpha = splat(static_cast<Acc>(p.alpha));
+    const Vec<Acc> alpha = splat(to_finite<Acc>(p.alpha));
     const int64_t width = min_of(NV * W, cols - j);
     T* out = at(i, j);
 #pragma GCC unroll 12
@@ -76,7 +77,7 @@ struct ProductOutput {
         for (int v = 0; v < NV; ++v) store<Acc>(edge + (r * NV + v) * W, sum[r][v]);
       store_edge(out, edge, R, NV * W, width);
     }
-    if (p.zero_hides && !all_finite(sum)) repair(out, R, width, i, j);
+    if (p.zero_hides && !all_finite(sum)) polluted = true;
   }
 
   template <int R, int NV>
@@ -112,29 +113,5 @@ struct ProductOutput {
         for (; j < width; ++j) out[j * p.c.col_stride] = narrow<T>(edge[j]);
       }
     }
-  }
-
-  // "Zero hides": elements that came out NaN are computed again, straight from the operands, without the terms whose
-  // factor of A is zero.
-  __attribute__((noinline)) void repair(T* out, int n_rows, int64_t width, int64_t i, int64_t j) const {
-    for (int r = 0; r < n_rows; ++r)
-      for (int64_t v = 0; v < width; ++v) {
-        T& element = out[r * p.c.row_stride + v * p.c.col_stride];
-        const Acc value = widen(element);
-        if (value != value) element = narrow<T>(static_cast<Acc>(p.alpha) * visible_sum(row0 + i + r, col0 + j + v));
-      }
-  }
-
-  Acc visible_sum(int64_t i, int64_t j) const {
-    Acc sum = 0;
-    for (int64_t g = 0; g < p.groups; ++g) {
-      const T* a_row = a + g * p.a_group_stride + i * p.a.row_stride;
-      const T* b_col = b + g * p.b_group_stride + j * p.b.col_stride;
-      for (int64_t k = 0; k < p.k; ++k) {
-        const Acc weight = widen(a_row[k * p.a.col_stride]);
-        if (weight != 0) sum += weight * widen(b_col[k * p.b.row_stride]);
-      }
-    }
-    return sum;
   }
 };
