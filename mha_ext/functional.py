@@ -1,8 +1,8 @@
 """The public functions: the three steps of attention, and attention itself.
 
-Shapes: B batch (any number of leading dimensions), H query heads, Hkv key/value heads, Lq queries, Lk keys, D query and
-key head size, Dv value head size. ``(B, L, D)`` and ``(L, D)`` inputs work too. All dtypes of one call agree: float64,
-float32, bfloat16 or float16; sums are kept in float32 (float64 for float64).
+Shapes: B batch (any number of leading dimensions, at most 16 in all), H query heads, Hkv key/value heads, Lq queries,
+Lk keys, D query and key head size, Dv value head size. ``(B, L, D)`` and ``(L, D)`` inputs work too. All dtypes of one
+call agree: float64, float32, bfloat16 or float16; sums are kept in float32 (float64 for float64).
 """
 
 from __future__ import annotations

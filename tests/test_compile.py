@@ -208,3 +208,27 @@ def test_fake_tensors_see_the_layout():
         fake = mha_ext.attention(*(mode.from_tensor(x) for x in (query, key, value)), enable_gqa=True)
     for r, f in zip(real, fake, strict=True):
         assert (r.shape, r.dtype, r.stride()) == (f.shape, f.dtype, f.stride())
+
+
+def test_symbolic_numbers():
+    """Numbers that change from call to call become symbolic; the checks must not break the graph."""
+    query = torch.randn(1, 1, 2, 4, dtype=torch.float64)
+
+    def call(q, scale, softcap, mask_value):
+        return mha_ext.attention(q, q, q, is_causal=True, scale=scale, softcap=softcap, mask_value=mask_value)
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=True)
+    for x in (0.5, 0.75, 1.25):
+        assert_rounding_only(compiled(query, x, x + 1, -x), call(query, x, x + 1, -x), (query,))
+
+
+def test_mask_value_beyond_float16_in_a_compiled_transform():
+    """torch.func inside of torch.compile runs plain torch, where -1e9 must not become -inf."""
+    scores, mask = torch.tensor([[0.0, 1.0, 2.0]]).half(), torch.zeros(1, 3, dtype=torch.bool)
+
+    def softmax(s):
+        return mha_ext.masked_softmax(s, mask, mask_value=-1e9)
+
+    compiled = torch.compile(torch.func.vmap(softmax), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(scores[None]), torch.func.vmap(softmax)(scores[None]))
+    assert torch.equal(compiled(scores[None]), torch.full((1, 1, 3), 1 / 3).half())

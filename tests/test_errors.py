@@ -202,7 +202,7 @@ def test_autocast_does_not_hide_a_float64_among_others():
 
 
 def test_module_dropout_out_of_range():
-    with pytest.raises(ValueError, match=r"dropout probability has to be between 0 and 1, but got 1\.5"):
+    with pytest.raises(ValueError, match=r"^dropout must lie in \[0, 1\], got 1\.5$"):
         mha_ext.SelfAttention(dropout=1.5)
     assert issubclass(mha_ext.SelfAttention, nn.Module)
 

@@ -318,3 +318,29 @@ def test_the_stand_in_sees_what_the_kernel_sees_at_the_end_of_64_bits(as_tensor,
     assert torch.equal(mha_ext.reference.masked_softmax(scores, None, None, *visibility)[0], kernel)
     hides_all = (number > 0) == (side == "left")
     assert torch.equal(kernel, torch.full_like(scores, 0.0 if hides_all else 0.25))
+
+
+@pytest.mark.parametrize("nesting", ["jacfwd_jacfwd", "jacfwd_hessian", "jvp_vmap_jvp"])
+def test_forward_over_forward(nesting):
+    """torch keeps the tangents of one forward level in a custom Function; the outer ones must not read as zero."""
+    query, key = torch.randn(1, 1, 2, 3).double(), torch.randn(1, 1, 4, 3).double()
+
+    def ours(q):
+        k = key.reshape(q.dim() * (1,) + (4, 3))[(0,) * 2]  # as many dimensions as the query, also under vmap
+        return mha_ext.attention(q, k, k, is_causal=True, softcap=2.0)[0].pow(2).sum()
+
+    def plain(q):
+        scores = 2 * torch.tanh(q @ key.mT / 3**0.5 / 2)
+        return (torch.where(torch.ones(2, 4).tril().bool(), scores, -torch.inf).softmax(-1) @ key).pow(2).sum()
+
+    def derivative(f):
+        if nesting == "jacfwd_jacfwd":
+            return func.jacfwd(func.jacfwd(f))(query)
+        if nesting == "jacfwd_hessian":
+            return func.jacfwd(func.hessian(f))(query)
+        inner = func.vmap(lambda q: func.jvp(f, (q,), (query[0],))[1])
+        return func.jvp(lambda q: inner(q).sum(), (query,), (query,))[1]
+
+    got = derivative(ours)
+    assert got.abs().max() > 0
+    assert_rounding_only(got, derivative(plain), (query, key), nesting)

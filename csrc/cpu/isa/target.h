@@ -6,8 +6,7 @@
 #define MHA_PRAGMA_(text) _Pragma(#text)
 #define MHA_PRAGMA(text) MHA_PRAGMA_(text)
 #if defined(__clang__)
-#define MHA_TARGET(features) \
-  MHA_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define MHA_TARGET(features) MHA_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define MHA_TARGET_END MHA_PRAGMA(clang attribute pop)
 #else
 #define MHA_TARGET(features) MHA_PRAGMA(GCC push_options) MHA_PRAGMA(GCC target(features))

@@ -1,5 +1,5 @@
-// The kernels, once per level. The level's vector header has been included before this file; table.inl follows it, after
-// what the level multiplies in its own way.
+// The kernels, once per level. The level's vector header has been included before this file; table.inl follows it,
+// after what the level multiplies in its own way.
 #include "../simd/vec.h"
 // clang-format off
 #include "integers.inl"

@@ -7,10 +7,8 @@ constexpr Kernel<Problem> kernel() {
 
 // Four element types, in the order of DType.
 #define MHA_ALL_DTYPES(K, Problem)                                                            \
-  {                                                                                           \
-    kernel<K, Problem, double>(), kernel<K, Problem, float>(), kernel<K, Problem, bfloat16>(), \
-        kernel<K, Problem, float16>()                                                         \
-  }
+  {kernel<K, Problem, double>(), kernel<K, Problem, float>(), kernel<K, Problem, bfloat16>(), \
+   kernel<K, Problem, float16>()}
 
 constexpr KernelTable make_table(const char* isa) {
   return {isa,
