@@ -326,7 +326,7 @@ def test_forward_over_forward(nesting):
     query, key = torch.randn(1, 1, 2, 3).double(), torch.randn(1, 1, 4, 3).double()
 
     def ours(q):
-        k = key.reshape(q.dim() * (1,) + (4, 3))[(0,) * 2]  # as many dimensions as the query, also under vmap
+        k = key.reshape((q.dim() - 2) * (1,) + (4, 3))  # as many dimensions as the query, also under vmap
         return mha_ext.attention(q, k, k, is_causal=True, softcap=2.0)[0].pow(2).sum()
 
     def plain(q):
