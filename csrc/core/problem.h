@@ -6,6 +6,8 @@
 #pragma once
 #include <cstdint>
 
+#include "inline.h"
+
 namespace mha {
 
 enum class DType : int { f64 = 0, f32 = 1, bf16 = 2, f16 = 3 };
@@ -19,7 +21,7 @@ struct BatchShape {
   int ndim = 0;
   int64_t size[kMaxBatchDims] = {};
 
-  int64_t count() const {
+  MHA_INLINE_MEMBER int64_t count() const {
     int64_t n = 1;
     for (int d = 0; d < ndim; ++d) n *= size[d];
     return n;
@@ -35,7 +37,7 @@ struct Strided {
   int64_t row_stride = 0;
   int64_t col_stride = 0;
 
-  explicit operator bool() const { return data != nullptr; }
+  MHA_INLINE_MEMBER explicit operator bool() const { return data != nullptr; }
 };
 using Input = Strided<const void*>;
 using Output = Strided<void*>;

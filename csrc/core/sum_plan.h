@@ -27,11 +27,11 @@ struct SumPlan {
   Dim inner;
   int64_t pieces;  // runs that the inner dimension is cut into
 
-  int64_t blocks() const { return kept.count() * (inner.kept ? pieces : 1); }
-  int64_t terms() const { return summed.count() * (inner.kept ? 1 : pieces); }
-  int64_t width() const { return inner.size < kWidth ? inner.size : kWidth; }
-  int64_t results_per_block() const { return inner.kept ? width() : 1; }
-  int64_t parts() const {
+  MHA_INLINE_MEMBER int64_t blocks() const { return kept.count() * (inner.kept ? pieces : 1); }
+  MHA_INLINE_MEMBER int64_t terms() const { return summed.count() * (inner.kept ? 1 : pieces); }
+  MHA_INLINE_MEMBER int64_t width() const { return inner.size < kWidth ? inner.size : kWidth; }
+  MHA_INLINE_MEMBER int64_t results_per_block() const { return inner.kept ? width() : 1; }
+  MHA_INLINE_MEMBER int64_t parts() const {
     const int64_t wanted = blocks() ? (kParts + blocks() - 1) / blocks() : 1;
     const int64_t worth = terms() * width() / kPartSize, most = worth < terms() ? worth : terms();
     const int64_t n = wanted < most ? wanted : most;
