@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "../../core/problem.h"
+#include "../../core/attention.h"
 
 namespace mha::cpu {
 
@@ -22,6 +22,7 @@ struct KernelTable {
   Kernel<Dropout> dropout[kDTypes];
   Kernel<SumOver> sum_over[kDTypes];
   Kernel<SumOver> sum_partials[kDTypes];
+  Kernel<FusedForward> fused_forward[kDTypes];
 };
 
 }  // namespace mha::cpu

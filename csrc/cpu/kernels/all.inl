@@ -5,6 +5,7 @@
 #include "integers.inl"
 #include "tiles.inl"
 #include "product_split.inl"
+#include "panels.inl"
 #include "pack.inl"
 #include "microkernel.inl"
 #include "product_output.inl"
@@ -16,4 +17,10 @@
 #include "softmax_backward.inl"
 #include "dropout.inl"
 #include "sum_over.inl"
+#include "exp2.inl"
+#include "fused_panel.inl"
+#include "fused_logits.inl"
+#include "fused_dropout.inl"
+#include "fused_products.inl"
+#include "fused_forward.inl"
 // clang-format on

@@ -17,7 +17,8 @@ constexpr KernelTable make_table(const char* isa) {
           MHA_ALL_DTYPES(SoftmaxBackwardKernel, SoftmaxBackward),
           MHA_ALL_DTYPES(DropoutKernel, Dropout),
           MHA_ALL_DTYPES(SumOverKernel, SumOver),
-          MHA_ALL_DTYPES(SumPartialsKernel, SumOver)};
+          MHA_ALL_DTYPES(SumPartialsKernel, SumOver),
+          MHA_ALL_DTYPES(FusedForwardKernel, FusedForward)};
 }
 
 #undef MHA_ALL_DTYPES
