@@ -23,4 +23,10 @@
 #include "fused_dropout.inl"
 #include "fused_products.inl"
 #include "fused_forward.inl"
+#include "fused_delta.inl"
+#include "fused_gradients.inl"
+#include "fused_backward_part.inl"
+#include "fused_backward_sums.inl"
+#include "fused_backward.inl"
+#include "fused_bias_backward.inl"
 // clang-format on

@@ -251,26 +251,11 @@ struct ForwardTask {
       const int lanes = static_cast<int>(min_of(W, panel.at.lanes - v * W));
       for (int64_t d = 0; d < p.value_dim; d += W) {
         const int size = static_cast<int>(min_of(W, p.value_dim - d));
-        panel.spoilt |= write_block(output, panel.at.query + v * W, d, lanes, size,
-                                    panel.output + d * NV * W + v * W, NV * W, factor);
+        panel.spoilt |= write_transposed<T>(output, panel.at.query + v * W, d, lanes, size,
+                                            panel.output + d * NV * W + v * W, NV * W, factor);
       }
       if (p.row_max) write_statistics(panel, v, lanes, sum);
     }
-  }
-
-  // W queries x W elements of the head, transposed. Returns whether some are not finite.
-  static bool write_block(const MatrixWriter<T>& output, int64_t query, int64_t d, int lanes, int size, const Acc* from,
-                          int64_t stride, Vec<Acc> factor) {
-    Vec<Acc> r[W] = {}, probe = {};
-#pragma GCC unroll 16
-    for (int i = 0; i < W; ++i)
-      if (i < size) {
-        r[i] = load<Acc>(from + i * stride) * factor;
-        probe = mul_add(r[i], Vec<Acc>{}, probe);
-      }
-    transpose(r);
-    for (int i = 0; i < lanes; ++i) output.row(query + i).write(d, size, r[i]);
-    return !(lane_sum<Acc>(probe) == 0);
   }
 
   void write_statistics(const Panel& panel, int v, int lanes, Vec<Acc> sum) const {

@@ -61,6 +61,24 @@ struct TileSink {
   MHA_INLINE_MEMBER void prefetch(int64_t, int, int64_t) const {}
 };
 
+// tile = the product, or tile + the product.
+template <class Acc>
+struct SumSink : TileSink<Acc> {
+  bool add;
+
+  template <int R, int NV>
+  MHA_INLINE_MEMBER void finish(Vec<Acc> (&sum)[R][NV], int64_t i, int64_t j) {
+    constexpr int W = kLanes<Acc>;
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) {
+        Acc* out = this->tile + (i + r) * this->stride + j + v * W;
+        store<Acc>(out, add ? load<Acc>(out) + sum[r][v] : sum[r][v]);
+      }
+  }
+};
+
 // tile = the product; max: the largest of each lane so far.
 template <class Acc>
 struct ScoreSink : TileSink<Acc> {

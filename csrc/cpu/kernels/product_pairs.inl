@@ -95,6 +95,7 @@ struct PairPacker {
 template <>
 struct WordRules<BfloatPair> {
   using Acc = float;
+  using Element = bfloat16;
   static constexpr int kDepth = 2;
   static constexpr int kPanelPadding = 0;
   static constexpr int kDepthMultiple = 2;
