@@ -25,9 +25,12 @@ struct GradPanel {
   Logits<T> logits;
   TileDropout<T> dropout;
   Exponential<Acc> exponential;
-  Word *query, *grad_output;       // packed: [depth][lane]
-  Acc *shift, *inverse, *delta;    // [lane]; inverse: 1 / l, 0 in lanes without weights
-  TileKind kind;                   // of the block at hand
+  Word *query, *grad_output;  // packed: [depth][lane]
+  // [lane]: m, 1 / l, delta, and what takes the place of all scores that are not -inf where there are no such numbers:
+  // -inf in padding and in rows that see nothing, NaN in rows that saw NaN.
+  Acc *shift, *inverse, *delta, *instead;
+  bool regular;   // 0 in all lanes of `instead`: scores stay
+  TileKind kind;  // of the block at hand
 
   int64_t stride() const { return at.vectors * W + Rules::kPanelPadding; }
 
@@ -37,6 +40,7 @@ struct GradPanel {
     shift = room.take<Acc>(kLanesAtMost);
     inverse = room.take<Acc>(kLanesAtMost);
     delta = room.take<Acc>(kLanesAtMost);
+    instead = room.take<Acc>(kLanesAtMost);
   }
   static int64_t packed_panel(int64_t depth) {
     return round_up(ceil_div(depth, Rules::kDepth), max_of(W, Rules::kDepthMultiple)) * kStride;
@@ -58,11 +62,14 @@ struct GradPanel {
                          stride());
     const MatrixReader<Acc> maxima(p.batch, at.entry, p.row_max), sums(p.batch, at.entry, p.row_sum);
     const MatrixWriter<Acc> deltas(p.batch, at.entry, p.delta);
+    regular = true;
     for (int i = 0; i < at.vectors * W; ++i) {
       const bool padding = i >= at.lanes;
       const Acc max = padding ? 0 : *maxima.row(at.query + i).p, sum = padding ? 0 : *sums.row(at.query + i).p;
-      shift[i] = max == Logits<T>::kMinusInfinity ? 0 : max;
-      inverse[i] = sum == 0 ? 0 : 1 / sum;
+      instead[i] = sum == 0 ? Logits<T>::kMinusInfinity : sum - sum;
+      regular &= instead[i] == 0;
+      shift[i] = instead[i] == 0 ? max : 0;
+      inverse[i] = instead[i] == 0 ? 1 / sum : 1;
       delta[i] = padding ? 0 : *deltas.row(at.query + i).p;
     }
   }
@@ -103,12 +110,26 @@ struct GradTiles {
       Acc max[Panel::kLanesAtMost];
       logits.template apply<NV>(panel.at, panel.reach, panel.kind, scores, kStride, key, n, max);
     }
+    if (!panel.regular) replace_scores<NV>(panel, n);
     for (int64_t j = n; j < round_up(n, kRowsPadded); ++j)
       for (int v = 0; v < NV; ++v) store<Acc>(scores + j * kStride + v * W, splat(Logits<T>::kMinusInfinity));
 
     PanelRows<Word>::template run<NV>(grad_sums, values, panel.grad_output, kStride, 0,
                                       ceil_div(p.value_dim, Rules::kDepth));
     if (p.grad_weights) add_grad_weights<NV>(p, panel, key, n);
+  }
+
+  template <int NV>
+  void replace_scores(const Panel& panel, int64_t n) {
+    constexpr Acc kMinusInfinity = Logits<T>::kMinusInfinity;
+    for (int v = 0; v < NV; ++v) {
+      const Vec<Acc> instead = load<Acc>(panel.instead + v * W);
+      Acc* tile = scores + v * W;
+      for (int64_t j = 0; j < n; ++j, tile += NV * W + Rules::kPanelPadding) {
+        const Vec<Acc> s = load<Acc>(tile);
+        store<Acc>(tile, select<Acc>((instead == 0) | (s == kMinusInfinity), s, instead));
+      }
+    }
   }
 
   template <int NV>
@@ -135,16 +156,15 @@ struct GradTiles {
   template <int NV, bool kDropout, bool kSloped>
   MHA_INLINE_MEMBER Terms terms(const Panel& panel, int64_t row, int v, const DroppedKeys<Acc>& dropped, int n) const {
     const int64_t at = row * (NV * W + Rules::kPanelPadding) + v * W;
-    const Vec<Acc> zero = {}, inverse = load<Acc>(panel.inverse + v * W);
-    const Vec<Acc> power = panel.exponential.template operator()<T>(load<Acc>(scores + at) -
-                                                                    load<Acc>(panel.shift + v * W));
-    const Vec<Acc> weight = select<Acc>(inverse == 0, zero, power * inverse);
+    const Vec<Acc> zero = {}, below_max = load<Acc>(scores + at) - load<Acc>(panel.shift + v * W);
+    const Vec<Acc> weight = panel.exponential.template operator()<T>(below_max) * load<Acc>(panel.inverse + v * W);
     Vec<Acc> kept = weight, grad = load<Acc>(grads + at);
     if constexpr (kDropout) {
       kept = dropped.apply(weight, n);
-      grad = dropped.apply(grad, n) * panel.dropout.keep_scale;
+      grad = dropped.apply(grad, n);
     }
-    Vec<Acc> gradient = select<Acc>(weight == 0, zero, weight * (grad - load<Acc>(panel.delta + v * W)));
+    grad = mul_add(grad, splat(panel.dropout.keep_scale), -load<Acc>(panel.delta + v * W));
+    Vec<Acc> gradient = select<Acc>(weight == 0, zero, weight * grad);
     if constexpr (kSloped) {
       const Vec<Acc> slope = load<Acc>(slopes + at);
       gradient = select<Acc>((weight == 0) | (slope == 0), zero, gradient * slope);
@@ -172,7 +192,6 @@ struct GradTiles {
       if constexpr (kDropout)
         for (int v = 0; v < NV; ++v)
           dropped[v] = panel.dropout.keys(panel.at.query + v * W, (key + j) / kKeysPerBlock);
-#pragma GCC unroll 8
       for (int row = 0; row < kKeysPerBlock; row += kDepth) {
         Vec<Acc> weights[kDepth][NV], gradients[kDepth][NV];
 #pragma GCC unroll 2

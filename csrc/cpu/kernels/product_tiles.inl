@@ -54,6 +54,8 @@ struct WordRules<TilePair> {
   static void begin() {
     TileConfig config;
     for (int tile = 0; tile < 8; ++tile) config.row_bytes[tile] = 64, config.rows[tile] = 16;
+    // gcc 12 believes that the instruction reads 8 bytes, and may leave out what is stored to the others.
+    __asm__ volatile("" : : "m"(config));
     _tile_loadconfig(&config);
   }
   static void end() { _tile_release(); }
