@@ -69,9 +69,9 @@ struct BackwardTask {
     if (part.first) sums.clear_keys();
     for (int64_t i = 0; i < part.groups; ++i) add_group(part.first_group + i);
     if (!part.last) return;
-    if (part.want_key) keys_spoilt |= sums.write_keys(p.grad_key, sums.key, p.head_dim, to_finite<Acc>(p.scale));
+    if (part.want_key) keys_spoilt |= !sums.write_keys(p.grad_key, sums.key, p.head_dim, to_finite<Acc>(p.scale));
     const Acc keep_scale = TileDropout<T>(p, 0).keep_scale;
-    if (part.want_value) keys_spoilt |= sums.write_keys(p.grad_value, sums.value, p.value_dim, keep_scale);
+    if (part.want_value) keys_spoilt |= !sums.write_keys(p.grad_value, sums.value, p.value_dim, keep_scale);
   }
 
   void add_group(int64_t group) {
@@ -82,7 +82,7 @@ struct BackwardTask {
     }
     for (int64_t key = seen.begin; key < seen.end; key += kGradKeys) add_block(key, min_of(kGradKeys, seen.end - key));
     if (!part.last || !part.want_query) return;
-    for (int i = 0; i < count; ++i) query_spoilt |= sums.write_queries(panels[i].sums, panels[i].at);
+    for (int i = 0; i < count; ++i) query_spoilt |= !sums.write_queries(panels[i].sums, panels[i].at);
   }
 
   // Neighbouring panels of one query head. Returns the keys of the part that some of them look at, from the beginning

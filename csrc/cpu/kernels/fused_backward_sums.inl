@@ -140,19 +140,19 @@ struct BackwardSums {
       }
   }
 
-  // The results, times `factor`. Both return whether some are not finite.
+  // The results, times `factor`. Both return whether all are finite.
   bool write_queries(const Acc* sums, const QueryPanel& panel) const {
     const MatrixWriter<T> out(p.batch, panel.entry, p.grad_query);
     const int64_t stride = panel.vectors * W + Rules::kPanelPadding;
-    bool spoilt = false;
+    bool finite = true;
     for (int v = 0; v < panel.vectors; ++v)
       for (int64_t d = 0; d < p.head_dim; d += W) {
         const int lanes = static_cast<int>(min_of(W, panel.lanes - v * W));
         const int size = static_cast<int>(min_of(W, p.head_dim - d));
-        spoilt |= write_transposed<T>(out, panel.query + v * W, d, lanes, size, sums + d * stride + v * W, stride,
+        finite &= write_transposed<T>(out, panel.query + v * W, d, lanes, size, sums + d * stride + v * W, stride,
                                       splat(to_finite<Acc>(p.scale)));
       }
-    return spoilt;
+    return finite;
   }
 
   bool write_keys(const Output& stack, const Acc* sums, int64_t columns, Acc factor) const {
@@ -166,6 +166,6 @@ struct BackwardSums {
         probe = mul_add(x, Vec<Acc>{}, probe);
       }
     }
-    return !(lane_sum<Acc>(probe) == 0);
+    return lane_sum<Acc>(probe) == 0;
   }
 };
