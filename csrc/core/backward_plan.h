@@ -14,7 +14,10 @@ namespace mha {
 struct BackwardPlan {
   static constexpr int64_t kTasks = 16;  // four each for four threads; as the products are cut
   // A range is a whole number of blocks of this many keys, and of this many queries.
-  static constexpr int64_t kKeys = 128, kQueries = 256;
+#ifndef BKEYS
+#define BKEYS 128
+#endif
+  static constexpr int64_t kKeys = BKEYS, kQueries = 256;
   static constexpr int64_t kWorkspaceBytes = 24 << 20;  // heads that do not fit together take turns
 
   int64_t heads;                             // key/value heads, all batch entries together

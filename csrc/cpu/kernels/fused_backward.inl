@@ -176,19 +176,13 @@ struct BackwardTask {
     value_rows.base += skipped * values.row_bytes;
     columns.base += skipped / Rules::kDepth * columns.word_bytes;
 
-    tiles.template compute<NV>(p, panel, key, size, key_rows, value_rows, true);
-    tiles.template each_row<NV>(p, panel, key, padded, [&](int64_t j, const auto& weight, const auto& grad) {
-#pragma GCC unroll 2
-      for (int i = 0; i < Rules::kDepth; ++i) {
-        Rules::template store_row<Element>(weights.at(first + j + i, panel.lane), weight[i], false);
-        Rules::template store_row<Element>(grads.at(first + j + i, panel.lane), grad[i], false);
-      }
-      if constexpr (Rules::kDepth > 1) {
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v)
-          Rules::store_words(grads_by_depth + j / Rules::kDepth * kStride + v * W, {grad[0][v], grad[1][v]});
-      }
-    });
+    for (int64_t j = 0; j < size; j += kTileKeys) {
+      const int64_t n_tile = min_of(kTileKeys, size - j);
+      tiles.template compute<NV>(p, panel, key + j, n_tile, key_rows, value_rows, true);
+      keep_tile<NV>(panel, key + j, first + j, n_tile, grads_by_depth + j / Rules::kDepth * kStride);
+      key_rows.base += kTileKeys * keys.row_bytes;
+      value_rows.base += kTileKeys * values.row_bytes;
+    }
     clear_lanes({rows.begin, first}, panel.lane, NV);
     clear_lanes({first + padded, whole(rows).end}, panel.lane, NV);
 
@@ -200,6 +194,25 @@ struct BackwardTask {
       sums.add_unbounded_to_queries(panel.sums, kStride,
                                     columns_of<T>(p, panel.at.entry, p.key, key, size, p.head_dim),
                                     {grads.at(first, 0), kRowStride}, panel.lane, NV);
+  }
+
+  // P and dS of a tile, as words.
+  template <int NV>
+  void keep_tile(const GroupPanel& panel, int64_t key, int64_t row, int64_t n, Word* by_depth) const {
+    constexpr int64_t kStride = NV * W + Rules::kPanelPadding;
+    tiles.template each_row<NV>(p, panel, key, round_up(n, kRowsPadded),
+                                [&](int64_t j, const auto& weight, const auto& grad) {
+#pragma GCC unroll 2
+      for (int i = 0; i < Rules::kDepth; ++i) {
+        Rules::template store_row<Element>(weights.at(row + j + i, panel.lane), weight[i], false);
+        Rules::template store_row<Element>(grads.at(row + j + i, panel.lane), grad[i], false);
+      }
+      if constexpr (Rules::kDepth > 1) {
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v)
+          Rules::store_words(by_depth + j / Rules::kDepth * kStride + v * W, {grad[0][v], grad[1][v]});
+      }
+    });
   }
 
   // dV += P dO, dK += dS Q with the lanes of the panels that look at the block.

@@ -105,14 +105,19 @@ struct BiasTask {
   void add_block(int64_t entry, int64_t key, int64_t n) {
     panel.kind = panel.logits.kind(panel.at, panel.reach, key, n);
     if (panel.kind == TileKind::hidden) return;
-    const RowFactor key_rows = head_rows<T, Word>(rows_of<T>(p, entry, p.key, key, n, p.head_dim), packed_keys, 1);
-    const RowFactor value_rows = head_rows<T, Word>(rows_of<T>(p, entry, p.value, key, n, p.value_dim), packed_values, 1);
+    RowFactor key_rows = head_rows<T, Word>(rows_of<T>(p, entry, p.key, key, n, p.head_dim), packed_keys, 1);
+    RowFactor value_rows = head_rows<T, Word>(rows_of<T>(p, entry, p.value, key, n, p.value_dim), packed_values, 1);
     const int64_t lane = (panel.at.query - split.first_query(first_panel)) * lane_stride;
     Acc* to = entry_sums + (key - keys.begin) * key_stride + lane;
     with_vectors(panel.at.vectors, [&](auto v) {
       constexpr int NV = decltype(v)::count;
-      tiles.template compute<NV>(p, panel, key, n, key_rows, value_rows, false);
-      add<NV>(to, key, n);
+      for (int64_t j = 0; j < n; j += kTileKeys) {
+        const int64_t n_tile = min_of(kTileKeys, n - j);
+        tiles.template compute<NV>(p, panel, key + j, n_tile, key_rows, value_rows, false);
+        add<NV>(to + j * key_stride, key + j, n_tile);
+        key_rows.base += kTileKeys * key_rows.row_bytes;
+        value_rows.base += kTileKeys * value_rows.row_bytes;
+      }
     });
   }
 

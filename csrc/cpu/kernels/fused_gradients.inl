@@ -8,6 +8,11 @@
 
 // Keys of a block. In bytes of the second-level cache: two tiles, two sets of rows of 256 queries, three factors.
 constexpr int64_t kGradKeys = BackwardPlan::kKeys;
+// Keys of a tile: scores and gradients of a panel stay in the first-level cache until P and dS are worked out.
+#ifndef TILEKEYS
+#define TILEKEYS 64
+#endif
+constexpr int64_t kTileKeys = TILEKEYS;
 // Panels of a group, whose queries are the depth of the products for dK and dV.
 template <class Acc>
 constexpr int kGroupPanels = BackwardPlan::kQueries / (kPanelVectors * kLanes<Acc>);
@@ -88,7 +93,7 @@ struct GradTiles {
   Acc *scores, *grads, *slopes;  // S, dP, dx/ds
 
   void take(Room& room, const FusedBackward& p) {
-    const int64_t size = (kGradKeys + kRowsPadded) * Panel::kStride;
+    const int64_t size = (kTileKeys + kRowsPadded) * Panel::kStride;
     scores = room.take<Acc>(size);
     grads = room.take<Acc>(size);
     slopes = room.take<Acc>(sloped(p) ? size : 0);
