@@ -16,6 +16,7 @@ struct ProductOutput {
   using Acc = accumulate_t<T>;
   using Rules = WordRules<Word>;
   static constexpr int W = kLanes<Acc>;
+  static constexpr bool kKeepsSums = false;  // of tile registers: they pass through finish()
 
   const Product& p;
   const T* a;  // the matrices of this batch entry

@@ -113,25 +113,31 @@ struct PanelRows<TilePair> {
   template <int MT, int NV, class Task>
   static void strip(Task& task, const Left& left, const TilePair* right, int64_t stride, int i, int64_t j,
                     int64_t words) {
-    alignas(64) float sums[MT * kTileRows * NV * 16];
-    const int count = static_cast<int>(min_of(MT * kTileRows, task.rows - i));
+    constexpr int kRows = MT * kTileRows, kPasses = (NV + 1) / 2, kLines = kRows / kPasses;
     const char* rows = left.row(i);
-    constexpr int kRows = MT * kTileRows, kPasses = (NV + 1) / 2;
     const bool streams = left.streams && i + 2 * kRows <= task.rows && task.cols <= NV * 16;
     const int64_t bytes = words * static_cast<int64_t>(sizeof(TilePair));
     Prefetcher next = {rows + kRows * left.row_bytes, left.row_bytes, bytes, streams ? kRows * bytes / kCacheLine : 0};
-    constexpr int kLines = kRows / kPasses;
     task.next_panel.step(kRows);
+    alignas(64) float buffer[Task::kKeepsSums ? 1 : kRows * NV * 16];
+    float* sums = buffer;
+    int64_t sums_stride = NV * 16;
+    if constexpr (Task::kKeepsSums) sums = task.sums_at(i, j), sums_stride = task.stride;
     if constexpr (NV >= 2)
-      multiply_tiles<MT, 2>(rows, left.row_bytes, right, stride, words, sums, NV * 16, next, kLines);
+      multiply_tiles<MT, 2>(rows, left.row_bytes, right, stride, words, sums, sums_stride, next, kLines);
     if constexpr (NV == 4)
-      multiply_tiles<MT, 2>(rows, left.row_bytes, right + 32, stride, words, sums + 32, NV * 16, next, kLines);
+      multiply_tiles<MT, 2>(rows, left.row_bytes, right + 32, stride, words, sums + 32, sums_stride, next, kLines);
     if constexpr (NV % 2 == 1)
-      multiply_tiles<MT, 1>(rows, left.row_bytes, right + (NV - 1) * 16, stride, words, sums + (NV - 1) * 16, NV * 16,
-                            next, kLines);
-    int r = 0;
-    for (; r + 4 <= count; r += 4) pass_on<4, NV>(task, sums + r * NV * 16, i + r, j);
-    for (; r < count; ++r) pass_on<1, NV>(task, sums + r * NV * 16, i + r, j);
+      multiply_tiles<MT, 1>(rows, left.row_bytes, right + (NV - 1) * 16, stride, words, sums + (NV - 1) * 16,
+                            sums_stride, next, kLines);
+    const int count = static_cast<int>(min_of(kRows, task.rows - i));
+    if constexpr (Task::kKeepsSums) {
+      task.template sums_kept<NV>(i, count, j);
+    } else {
+      int r = 0;
+      for (; r + 4 <= count; r += 4) pass_on<4, NV>(task, sums + r * NV * 16, i + r, j);
+      for (; r < count; ++r) pass_on<1, NV>(task, sums + r * NV * 16, i + r, j);
+    }
   }
 
   template <int R, int NV, class Task>
