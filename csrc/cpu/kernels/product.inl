@@ -159,7 +159,7 @@ struct ProductOf {
     for (int64_t task = begin; task < end; ++task) {
       ProductTask<T, Word> product(p, s, task, false);
       product.run();
-      if (product.polluted) VisibleProduct<T, Word>(p, s, task).run();
+      if (product.polluted()) VisibleProduct<T, Word>(p, s, task).run();
     }
     if (ProductOutput<T, Word>::streams(p)) stream_fence();
   }
