@@ -111,6 +111,7 @@ struct BackwardTask {
     const int64_t entry = part.head * p.group, first = part.keys.begin, n = sums.keys();
     keys = head_rows<T, Word>(rows_of<T>(p, entry, p.key, first, n, p.head_dim), packed_keys, split.groups);
     values = head_rows<T, Word>(rows_of<T>(p, entry, p.value, first, n, p.value_dim), packed_values, split.groups);
+    keys.streams = values.streams = false;  // every group reads them
     Factor<T> columns = columns_of<T>(p, entry, p.key, first, n, p.head_dim);
     if (part.only_finite) columns = keep_finite(columns, finite_keys);
     key_columns = head_columns<T, Word>(columns, packed_columns, split.groups);

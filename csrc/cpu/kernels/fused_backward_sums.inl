@@ -76,7 +76,7 @@ struct BackwardSums {
   template <int NV>
   void add_to_queries(Acc* sums, const RowFactor& key_columns, const Word* grads, int64_t grads_stride, int64_t n) const {
     constexpr int64_t kStride = NV * W + Rules::kPanelPadding;
-    SumSink<Acc> sink{{p.head_dim, NV * W, sums, kStride}, true};
+    SumSink<Acc> sink{{p.head_dim, NV * W, sums, kStride, true}};
     PanelRows<Word>::template run<NV>(sink, key_columns, grads, grads_stride, 0, ceil_div(n, Rules::kDepth));
   }
 
@@ -92,7 +92,7 @@ struct BackwardSums {
       const int64_t vector = spread.first_vector(panel), j = vector * W;
       with_vectors(spread.first_vector(panel + 1) - vector, [&](auto v) {
         constexpr int NV = decltype(v)::count;
-        SumSink<Acc> sink{{keys.end - keys.begin, NV * W, sums + keys.begin * stride + j, stride}, true};
+        SumSink<Acc> sink{{keys.end - keys.begin, NV * W, sums + keys.begin * stride + j, stride, true}};
         PanelRows<Word>::template run<NV>(sink, left, factor.data + first * factor.stride + j, factor.stride, 0,
                                           ceil_div(lanes.end - lanes.begin, Rules::kDepth));
       });

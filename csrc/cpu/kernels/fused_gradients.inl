@@ -107,7 +107,7 @@ struct GradTiles {
   void compute(const FusedBackward& p, const Panel& panel, int64_t key, int64_t n, const RowFactor& keys,
                const RowFactor& values, bool capped) {
     constexpr int64_t kStride = NV * W + Rules::kPanelPadding;
-    SumSink<Acc> score_sums{{n, NV * W, scores, kStride}, false}, grad_sums{{n, NV * W, grads, kStride}, false};
+    SumSink<Acc> score_sums{{n, NV * W, scores, kStride}}, grad_sums{{n, NV * W, grads, kStride}};
     PanelRows<Word>::template run<NV>(score_sums, keys, panel.query, kStride, 0, ceil_div(p.head_dim, Rules::kDepth));
     const Logits<T>& logits = panel.logits;
     if (sloped(p)) logits.template slopes<NV>(panel.at, panel.reach, panel.kind, scores, slopes, kStride, key, n, capped);

@@ -145,6 +145,16 @@ struct Logits {
     return shown;
   }
 
+  // What apply() will read of bias and mask, where it is large enough to lie far away.
+  Prefetcher ahead(const QueryPanel& panel, int64_t key, int64_t n) const {
+    if (bias && bias.row_stride && bias.col_stride == 1)
+      return Prefetcher::of(Factor<T>{bias.row(panel.query).from(key).p, bias.row_stride, 1, panel.lanes, n});
+    if (visibility.mask && visibility.mask_row_stride && visibility.mask_col_stride == 1)
+      return Prefetcher::of(Factor<uint8_t>{mask_row<Acc>(visibility, panel.query).from(key).p,
+                                            visibility.mask_row_stride, 1, panel.lanes, n});
+    return {};
+  }
+
   void read_bias(const QueryPanel& panel, int v, int64_t key, int count, Vec<Acc> (&keys)[W]) const {
     if (bias.row_stride == 0) {
       for (int i = 0; i < count; ++i) keys[i] = splat(widen(bias.p[(key + i) * bias.col_stride]));

@@ -27,7 +27,7 @@ struct ForwardPanel {
   QueryPanel at;
   PanelReach<Acc> reach;
   Logits<T> logits;
-  TileDropout<T> dropout;
+  PanelDropout<T> dropout;
   Exponential<Acc> exponential;
   Acc sink;        // -inf: none
   Word* query;     // packed: [depth][lane]
@@ -102,7 +102,7 @@ struct ForwardTask {
     panel.at = query_panel<Acc>(p, entry, index);
     panel.logits = Logits<T>(p, entry);
     panel.reach = PanelReach<Acc>(panel.logits.visibility, panel.at);
-    panel.dropout = TileDropout<T>(p, entry);
+    panel.dropout = PanelDropout<T>(p, panel.at);
     panel.exponential = Exponential<Acc>::of(panel.logits.unit);
     panel.first = true;
     panel.spoilt = false;
@@ -149,6 +149,7 @@ struct ForwardTask {
     rows.base += part.skipped * rows.row_bytes;
     for (int v = 0; v < NV; ++v) store<Acc>(block_max + v * W, splat(kMinusInfinity));
     ScoreSink<Acc> scores{{part.n, NV * W, to, kStride<NV>}, block_max};
+    scores.next_panel = panel.logits.ahead(panel.at, part.key, part.n).within(part.n);
     PanelRows<Word>::template run<NV>(scores, rows, panel.query, kStride<NV>, 0, ceil_div(p.head_dim, Rules::kDepth));
     if (panel.logits.scaled || panel.kind == TileKind::mixed)
       panel.logits.template apply<NV>(panel.at, panel.reach, panel.kind, to, kStride<NV>, part.key, part.n, block_max);
