@@ -202,8 +202,7 @@ def attention(
     """
     options = SoftmaxOptions(mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value)
     args.check_flag("need_weights", need_weights)
-    output, weights = composition.attention(query, key, value, options, dropout, scale, enable_gqa, generator)
-    return output, (weights if need_weights else None)
+    return composition.attention(query, key, value, options, dropout, scale, enable_gqa, need_weights, generator)
 
 
 def scaled_dot_product_attention(
@@ -252,7 +251,7 @@ def scaled_dot_product_attention(
         scale = float(scale)
     if not enable_gqa:
         query, key, value = _heads_together(query, key, value)
-    output, _ = composition.attention(query, key, value, options, dropout, scale, enable_gqa)
+    output, _ = composition.attention(query, key, value, options, dropout, scale, enable_gqa, need_weights=False)
     return output
 
 

@@ -26,6 +26,22 @@ STABLE_TORCH_LIBRARY(mha_ext, m) {
       " -> (Tensor grad_scores, Tensor? grad_logits, Tensor? grad_sink_rows)");
   m.def("sum_over(Tensor x, int[] dims) -> Tensor");
 
+  // Attention without the matrix of scores. dropout: 0 means none, and then there is no seed. row_max and row_sum are
+  // the business of the backward, on the same instruction-set level.
+  m.def(
+      "fused_attention(Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? sinks, Tensor? mask,"
+      " Tensor? key_lengths, Tensor? causal_offsets, Tensor? seed, int window_left, int window_right,"
+      " SymInt causal_offset, float scale, float softcap, float mask_value, float dropout, bool need_weights,"
+      " bool need_statistics)"
+      " -> (Tensor output, Tensor? weights, Tensor? row_max, Tensor? row_sum)");
+  m.def(
+      "fused_attention_backward(Tensor grad_output, Tensor? grad_weights, Tensor query, Tensor key, Tensor value,"
+      " Tensor output, Tensor? weights, Tensor row_max, Tensor row_sum, Tensor? bias, Tensor? sinks, Tensor? mask,"
+      " Tensor? key_lengths, Tensor? causal_offsets, Tensor? seed, int window_left, int window_right,"
+      " SymInt causal_offset, float scale, float softcap, float mask_value, float dropout, bool want_query,"
+      " bool want_key, bool want_value, bool want_bias)"
+      " -> (Tensor? grad_query, Tensor? grad_key, Tensor? grad_value, Tensor? grad_bias, Tensor? grad_sink_rows)");
+
   // Dropout and masks
   m.def("dropout(Tensor weights, Tensor seed, float p) -> Tensor");
   m.def("keep_mask(Tensor mask) -> Tensor");

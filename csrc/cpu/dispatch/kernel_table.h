@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "../../core/problem.h"
+#include "../../core/attention.h"
 
 namespace mha::cpu {
 
@@ -22,6 +22,11 @@ struct KernelTable {
   Kernel<Dropout> dropout[kDTypes];
   Kernel<SumOver> sum_over[kDTypes];
   Kernel<SumOver> sum_partials[kDTypes];
+  Kernel<FusedForward> fused_forward[kDTypes];
+  Kernel<FusedForward> fused_merge[kDTypes];
+  Kernel<FusedBackward> fused_delta[kDTypes];
+  Kernel<FusedBackward> fused_backward[kDTypes];
+  Kernel<FusedBackward> fused_bias_backward[kDTypes];
 };
 
 }  // namespace mha::cpu

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../../core/attention.h"
 #include "../../core/finite.h"
 #include "../../core/half.h"
 #include "../../core/masking.h"

@@ -16,4 +16,5 @@
 #include "softmax_backward.inl"
 #include "dropout.inl"
 #include "sum_over.inl"
+#include "fused_standin.inl"
 // clang-format on
