@@ -119,6 +119,16 @@ def check_heads(name: str, x: Tensor, query_name: str, query: Tensor, enable_gqa
         raise ValueError(f"{name} must have a number of heads that divides {query_name}'s {heads}, got {kv_heads}")
 
 
+def same_heads(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Key and value that are grouped differently (rare, and torch takes it), repeated to a number of heads that suits
+    both; it divides the query's."""
+    heads = math.lcm(key.shape[-3], value.shape[-3]) if key.shape[-3] != value.shape[-3] else key.shape[-3]
+    key, value = (
+        x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3) for x in (key, value)
+    )
+    return key, value
+
+
 def real_number(name: str, x: object) -> float:
     if isinstance(x, bool) or not isinstance(x, (Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name} must be a real number, got {type(x).__name__}")

@@ -142,7 +142,8 @@ def attention(
     scale = args.scale_or_default(scale, query.shape[-1])
     shape = (*q.shape[:-1], k.shape[-2])
     of = args.softmax_arguments(options._replace(bias=bias, sinks=sinks), shape, dims, query)
-    together = args.expand_together(("query", "key", "value"), (q, k, args.with_heads(value)))
+    k, v = args.same_heads(k, args.with_heads(value))
+    together = args.expand_together(("query", "key", "value"), (q, k, v))
 
     p = 0.0 if callable(drop) else drop
     seed = _draw_seed(query.device, generator) if p else None

@@ -50,7 +50,7 @@ def weighted_sum_over_queries(weights: Tensor, x: Tensor, kv_heads: int, scale: 
     """Y[g] = scale · Σ over the heads h of group g of P[h]ᵀ X[h]."""
     per_head = weights.mT @ x
     group = 1 if kv_heads == 0 else per_head.shape[-3] // kv_heads
-    return scale * per_head.unflatten(-3, (kv_heads, group)).sum(-3)
+    return scale * per_head.reshape(*per_head.shape[:-3], kv_heads, group, *per_head.shape[-2:]).sum(-3)
 
 
 def softcap_slope(scores: Tensor, softcap: float) -> Tensor:
