@@ -1,4 +1,6 @@
 // Fused attention and its backward on CPU.
+#include <cstring>
+
 #include "../core/attention.h"
 #include "allocate.h"
 #include "dropout_arguments.h"
@@ -123,6 +125,11 @@ OptionalTensor grad_like(const Tensor& t, bool wanted) {
   return wanted ? OptionalTensor(allocate_in_order_of(t, t.size(t.dim() - 1))) : std::nullopt;
 }
 
+// For gradients of a call without a single logit. They are new and have no gaps.
+void set_zero(const OptionalTensor& t) {
+  if (t && t->numel() > 0) std::memset(t->mutable_data_ptr(), 0, static_cast<size_t>(t->numel() * t->element_size()));
+}
+
 std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attention_backward(
     const Tensor& grad_output, const OptionalTensor& grad_weights, const Tensor& query, const Tensor& key,
     const Tensor& value, const Tensor& output, const OptionalTensor& weights, const Tensor& row_max,
@@ -173,6 +180,10 @@ std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, Optio
     p.grad_sink_rows = views.rows<Output>("grad_sink_rows", *grad_sink_rows, p.queries);
   }
 
+  if (p.batch.count() * p.queries * p.keys == 0) {
+    for (const OptionalTensor* grad : {&grad_query, &grad_key, &grad_value, &grad_bias, &grad_sink_rows}) set_zero(*grad);
+    return {grad_query, grad_key, grad_value, grad_bias, grad_sink_rows};
+  }
   launch(cpu::kernels().fused_delta, p);
   if (want_query || want_key || want_value) launch_one_by_one(cpu::kernels().fused_backward, p);
   if (want_bias) launch_one_by_one(cpu::kernels().fused_bias_backward, p);

@@ -95,7 +95,7 @@ struct Rows {
     sum = sinks && sinks.at(0) > -infinity ? std::exp(sinks.at(0) - max) : 0;
     sink_weight = sum;
     for (int64_t j = 0; j < p.keys; ++j) {
-      weight[j] = max == -infinity ? 0 : std::exp(logit[j] - max);
+      weight[j] = logit[j] == -infinity ? 0 : std::exp(logit[j] - (max == -infinity ? 0 : max));  // NaN shows
       sum += weight[j];
       kept[j] = keep_factor(i, j);
     }
