@@ -12,6 +12,10 @@ namespace {
 #include "../kernels/product_pairs.inl"
 template <>
 struct ProductKernel<bfloat16> : ProductOf<bfloat16, BfloatPair> {};
+template <>
+struct FusedWord<bfloat16> {
+  using type = BfloatPair;
+};
 #include "../kernels/table.inl"
 // clang-format on
 }  // namespace

@@ -2,14 +2,6 @@
 #include "../../../tests/cpp/naive_attention.h"
 
 template <class T>
-struct FusedForwardKernel {
-  static int64_t tasks(const FusedForward& p) { return p.batch.count() * p.queries; }
-  static void run(const FusedForward& p, int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) naive::forward_row<T>(p, t / p.queries, t % p.queries);
-  }
-};
-
-template <class T>
 struct FusedMergeKernel {
   static int64_t tasks(const FusedForward&) { return 0; }
   static void run(const FusedForward&, int64_t, int64_t) {}

@@ -7,6 +7,7 @@ struct WordRules {
   using Acc = Word;
   static constexpr int kDepth = 1;         // elements per word
   static constexpr int kPanelPadding = 0;  // words between the rows of a packed panel
+  static constexpr int kDepthMultiple = 1;  // depths are read in multiples of this
   static constexpr int64_t kDepthBlock = kBlockOfDepth;
 
   MHA_INLINE Vec<Acc> broadcast(const char* p) {
@@ -32,6 +33,10 @@ struct WordRules {
   static bool reads_in_place(const Factor<T>& f) {
     return std::is_same_v<T, Word> && f.depth_stride == 1;
   }
+
+  // A row of words from the kDepth rows of sums that they hold; and one of these again.
+  MHA_INLINE void store_words(Word* out, const Vec<Acc> (&terms)[kDepth]) { store<Word>(out, terms[0]); }
+  MHA_INLINE Vec<Acc> load_term(const Word* p, int) { return load<Word>(p); }
 
   // NV vectors of neighbouring columns, to unit-stride memory.
   template <class T, int NV>

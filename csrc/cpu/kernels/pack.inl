@@ -81,3 +81,14 @@ struct Factor {
   int64_t stride, depth_stride;  // from one row or column to the next; from one depth to the next
   int64_t count, depth;
 };
+
+// The factor with NaN and infinities as zeros, in contiguous columns.
+template <class T>
+Factor<T> keep_finite(const Factor<T>& f, T* out) {
+  for (int64_t k = 0; k < f.depth; ++k)
+    for (int64_t i = 0; i < f.count; ++i) {
+      const T x = f.data[k * f.depth_stride + i * f.stride];
+      out[k * f.count + i] = is_finite(x) ? x : T{};
+    }
+  return {out, 1, f.count, f.count, f.depth};
+}

@@ -49,51 +49,37 @@ struct ProductTask : ProductOutput<T, Word> {
                                  p.a.row_stride, p.a.col_stride, rows, depth};
     const Factor<T> b_block = columns_of_b(g, k0, depth);
     const auto left = Rows::prepare(rows_of_a, packed_a);
-    for (int64_t panel = 0; panel < panels(); ++panel) {
-      const int64_t end = first_vector(panel + 1), j = first_vector(panel) * W;
-      next_panel = end * W < cols ? Prefetcher::of(panel_of(b_block, panel + 1)) : Prefetcher{};
-      const Factor<T> columns = panel_of(b_block, panel);
-      switch (end - first_vector(panel)) {
-        case 1: add_panel<1>(left, columns, j); break;
-        case 2: add_panel<2>(left, columns, j); break;
-        case 3: add_panel<3>(left, columns, j); break;
-        case 4: add_panel<4>(left, columns, j); break;
-      }
+    const PanelSpread spread = PanelSpread::of(cols, W);
+    for (int64_t panel = 0; panel < spread.panels; ++panel) {
+      const int64_t end = spread.first_vector(panel + 1), j = spread.first_vector(panel) * W;
+      next_panel = end * W < cols ? Prefetcher::of(panel_of(b_block, spread, panel + 1)) : Prefetcher{};
+      const Factor<T> columns = panel_of(b_block, spread, panel);
+      with_vectors(end - spread.first_vector(panel),
+                   [&](auto v) { add_panel<decltype(v)::count>(left, columns, j); });
     }
   }
 
-  // Vectors of columns spread evenly over the panels: 13 = 3 + 3 + 3 + 4.
-  int64_t panels() const { return ceil_div(ceil_div(cols, W), kPanelVectors); }
-  int64_t first_vector(int64_t panel) const { return ceil_div(cols, W) * panel / panels(); }
-
-  Factor<T> panel_of(const Factor<T>& b_block, int64_t panel) const {
-    const int64_t j = first_vector(panel) * W, end = min_of(first_vector(panel + 1) * W, cols);
+  Factor<T> panel_of(const Factor<T>& b_block, const PanelSpread& spread, int64_t panel) const {
+    const int64_t j = spread.first_vector(panel) * W, end = min_of(spread.first_vector(panel + 1) * W, cols);
     return {b_block.data + j * b_block.stride, b_block.stride, b_block.depth_stride, end - j, b_block.depth};
   }
 
   Factor<T> columns_of_b(int64_t g, int64_t k0, int64_t depth) const {
     const T* from = this->b + g * p.b_group_stride + k0 * p.b.row_stride + col0 * p.b.col_stride;
-    if (!finite_b) return {from, p.b.col_stride, p.b.row_stride, cols, depth};
-    for (int64_t k = 0; k < depth; ++k)
-      for (int64_t j = 0; j < cols; ++j) {
-        const T x = from[k * p.b.row_stride + j * p.b.col_stride];
-        finite_b[k * cols + j] = is_finite(x) ? x : T{};
-      }
-    return {finite_b, 1, cols, cols, depth};
+    const Factor<T> columns = {from, p.b.col_stride, p.b.row_stride, cols, depth};
+    return finite_b ? keep_finite(columns, finite_b) : columns;
   }
 
   template <int NV>
   void add_panel(const typename Rows::Left& left, const Factor<T>& columns, int64_t j) {
-    if constexpr (NV <= kPanelVectors) {
-      const int64_t words = ceil_div(columns.depth, Rules::kDepth);
-      if constexpr (std::is_same_v<T, Word>) {
-        if (columns.stride == 1 && columns.count == NV * W)
-          return Rows::template run<NV>(*this, left, columns.data, columns.depth_stride, j, words);
-      }
-      constexpr int kStride = NV * W + Rules::kPanelPadding;
-      Rules::pack_by_depth(columns, packed_b, kStride);
-      Rows::template run<NV>(*this, left, packed_b, kStride, j, words);
+    const int64_t words = ceil_div(columns.depth, Rules::kDepth);
+    if constexpr (std::is_same_v<T, Word>) {
+      if (columns.stride == 1 && columns.count == NV * W)
+        return Rows::template run<NV>(*this, left, columns.data, columns.depth_stride, j, words);
     }
+    constexpr int kStride = NV * W + Rules::kPanelPadding;
+    Rules::pack_by_depth(columns, packed_b, kStride);
+    Rows::template run<NV>(*this, left, packed_b, kStride, j, words);
   }
 };
 
@@ -139,15 +125,17 @@ struct VisibleProduct : ProductTask<T, Word> {
   }
 };
 
+// While it lives, products of these words may be computed. Ends also when scratch() throws.
+template <class Word>
+struct WordSession {
+  WordSession() { WordRules<Word>::begin(); }
+  ~WordSession() { WordRules<Word>::end(); }
+};
+
 // The kernel of elements T that are multiplied as words of the given type.
 template <class T, class Word>
 struct ProductOf {
   using Rules = WordRules<Word>;
-
-  struct Session {  // ends also when scratch() throws
-    Session() { Rules::begin(); }
-    ~Session() { Rules::end(); }
-  };
 
   static int64_t tasks(const Product& p) {
     return p.batch.count() * ProductSplit::of(p, Rules::kDepthBlock).in_entry();
@@ -155,7 +143,7 @@ struct ProductOf {
 
   static void run(const Product& p, int64_t begin, int64_t end) {
     const ProductSplit s = ProductSplit::of(p, Rules::kDepthBlock);
-    const Session session;
+    const WordSession<Word> session;
     for (int64_t task = begin; task < end; ++task) {
       ProductTask<T, Word> product(p, s, task, false);
       product.run();

@@ -97,6 +97,7 @@ struct WordRules<BfloatPair> {
   using Acc = float;
   static constexpr int kDepth = 2;
   static constexpr int kPanelPadding = 0;
+  static constexpr int kDepthMultiple = 2;
   static constexpr int64_t kDepthBlock = 2 * kBlockOfDepth;
 
   MHA_INLINE FloatVec broadcast(const char* p) {
@@ -117,6 +118,17 @@ struct WordRules<BfloatPair> {
   }
 
   static bool reads_in_place(const Factor<bfloat16>& f) { return f.depth_stride == 1 && f.depth % 2 == 0; }
+
+  MHA_INLINE void store_words(BfloatPair* out, const FloatVec (&terms)[2]) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)terms[1], (__m512)terms[0]);
+    const __m512i side_by_side = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                                  22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(side_by_side, both));
+  }
+  MHA_INLINE FloatVec load_term(const BfloatPair* p, int i) {
+    const __m512i words = _mm512_loadu_si512(p);
+    return (FloatVec)(i ? _mm512_and_si512(words, _mm512_set1_epi32(-0x10000)) : _mm512_slli_epi32(words, 16));
+  }
 
   // One instruction narrows two vectors.
   template <class T, int NV>

@@ -92,13 +92,15 @@ struct RowMask {
 // The matrix of one batch entry, row by row. An absent one (null) has absent rows.
 template <class T>
 struct MatrixReader {
-  const T* p;
-  int64_t row_stride, col_stride;
+  const T* p = nullptr;
+  int64_t row_stride = 0, col_stride = 0;
 
+  MatrixReader() = default;
   MatrixReader(const BatchShape& batch, int64_t entry, const Input& stack)
       : p(stack ? matrix<const T>(batch, entry, stack) : nullptr),
         row_stride(stack.row_stride),
         col_stride(stack.col_stride) {}
+  explicit operator bool() const { return p != nullptr; }
   MHA_INLINE_MEMBER RowReader<T> row(int64_t i) const { return {p ? p + i * row_stride : nullptr, col_stride}; }
 };
 

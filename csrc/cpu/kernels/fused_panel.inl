@@ -1,0 +1,101 @@
+// What the fused kernels work on: panels of queries, and tiles of transposed scores, S^T[key][query]. A lane is a query,
+// so the softmax of a row goes down a column: maxima, sums and rescaling need no operation across lanes.
+
+// Keys of a block: its tile of scores (256 x 64 floats, 64 KB) and its keys and values stay in the second-level cache.
+constexpr int64_t kKeyBlock = 256;
+// Parts of a block begin and end at multiples of this: whole Philox blocks of keys, whole tiles of pairs.
+constexpr int64_t kKeyStep = 32;
+
+// Up to kPanelVectors vectors of neighbouring queries of one entry (query head).
+struct QueryPanel {
+  int64_t entry, query;  // the first lane's
+  int vectors, lanes;    // lanes behind the last query of the entry are padding
+};
+
+template <class Acc>
+QueryPanel query_panel(const Attention& p, int64_t entry, int64_t index) {
+  const PanelSpread spread = PanelSpread::of(p.queries, kLanes<Acc>);
+  const int64_t first = spread.first_vector(index), end = spread.first_vector(index + 1);
+  const int64_t query = first * kLanes<Acc>;
+  return {entry, query, static_cast<int>(end - first),
+          static_cast<int>(min_of(end * kLanes<Acc>, p.queries) - query)};
+}
+
+// Matrices of one entry.
+template <class T>
+Factor<T> rows_of(const Attention& p, int64_t entry, const Input& stack, int64_t first, int64_t count, int64_t depth) {
+  const T* data = matrix<const T>(p.batch, entry, stack) + first * stack.row_stride;
+  return {data, stack.row_stride, stack.col_stride, count, depth};
+}
+template <class T>
+Factor<T> columns_of(const Attention& p, int64_t entry, const Input& stack, int64_t first, int64_t depth,
+                     int64_t count) {
+  const T* data = matrix<const T>(p.batch, entry, stack) + first * stack.row_stride;
+  return {data, stack.col_stride, stack.row_stride, count, depth};
+}
+
+// Keys begin <= j < end of each lane.
+template <class Acc>
+struct LaneRange {
+  VecMask<Acc> begin, end;
+
+  MHA_INLINE_MEMBER VecMask<Acc> holds(int64_t j) const {
+    const VecMask<Acc> at = VecMask<Acc>{} + static_cast<std::remove_reference_t<decltype(begin[0])>>(j);
+    return (begin <= at) & (at < end);
+  }
+};
+
+// Which keys the lanes of a panel can see by window, causality and length. (A mask may hide more.)
+template <class Acc>
+struct PanelReach {
+  KeyRange lane[kPanelVectors * kLanes<Acc>];
+  KeyRange some{INT64_MAX, 0}, every{0, INT64_MAX};  // keys that some lane, that every lane can see; `every` may be empty, begin >= end
+
+  PanelReach() = default;
+  PanelReach(const BatchVisibility& v, const QueryPanel& panel) {
+    for (int i = 0; i < panel.vectors * kLanes<Acc>; ++i) {
+      const KeyRange r = visible_keys(v, panel.query + min_of(i, panel.lanes - 1));
+      lane[i] = r;
+      every = {max_of(every.begin, r.begin), min_of(every.end, r.end)};
+      if (r.begin < r.end) some = {min_of(some.begin, r.begin), max_of(some.end, r.end)};
+    }
+    if (some.begin > some.end) some = {0, 0};
+  }
+
+  // The ranges of vector v, counted from `key` on, as lanes.
+  LaneRange<Acc> lanes_from(int64_t key, int64_t n, int v) const {
+    LaneRange<Acc> range = {};
+    for (int i = 0; i < kLanes<Acc>; ++i) {
+      const KeyRange& r = lane[v * kLanes<Acc> + i];
+      range.begin[i] = clamp_index(r.begin - key, n);
+      range.end[i] = clamp_index(r.end - key, n);
+    }
+    return range;
+  }
+};
+
+// Working memory in pieces: take() them all, allocate(), and take() them again in the same order.
+struct Room {
+  uintptr_t begin = 0;
+  size_t used = 0;
+
+  template <class U>
+  U* take(int64_t count) {
+    U* piece = reinterpret_cast<U*>(begin + used);
+    used += static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(U)), kCacheLine));
+    return piece;
+  }
+  void allocate() {
+    if (begin == 0) begin = reinterpret_cast<uintptr_t>(scratch(used));
+    used = 0;
+  }
+};
+
+// A matrix [query][key] (bias or mask) read as the tile is: W neighbouring keys, one register of queries each.
+template <class Acc, class Reader>
+MHA_INLINE void read_transposed(Reader&& row, const QueryPanel& panel, int v, int n, Vec<Acc> (&keys)[kLanes<Acc>]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<Acc>; ++i)
+    keys[i] = row(panel.query + min_of(v * kLanes<Acc> + i, panel.lanes - 1), n);
+  transpose(keys);
+}
