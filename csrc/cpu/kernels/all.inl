@@ -22,6 +22,8 @@
 #include "fused_logits.inl"
 #include "fused_dropout.inl"
 #include "fused_products.inl"
+#include "fused_task.inl"
 #include "fused_forward.inl"
+#include "fused_weights.inl"
 #include "fused_standin.inl"
 // clang-format on

@@ -1,5 +1,5 @@
-// What the fused kernels work on: panels of queries, and tiles of transposed scores, S^T[key][query]. A lane is a query,
-// so the softmax of a row goes down a column: maxima, sums and rescaling need no operation across lanes.
+// What the fused kernels work on: panels of queries, and tiles of transposed scores, S^T[key][query]. A lane is a
+// query, so the softmax of a row goes down a column: maxima, sums and rescaling need no operation across lanes.
 
 // Keys of a block: its tile of scores (256 x 64 floats, 64 KB) and its keys and values stay in the second-level cache.
 constexpr int64_t kKeyBlock = 256;
@@ -17,8 +17,7 @@ QueryPanel query_panel(const Attention& p, int64_t entry, int64_t index) {
   const PanelSpread spread = PanelSpread::of(p.queries, kLanes<Acc>);
   const int64_t first = spread.first_vector(index), end = spread.first_vector(index + 1);
   const int64_t query = first * kLanes<Acc>;
-  return {entry, query, static_cast<int>(end - first),
-          static_cast<int>(min_of(end * kLanes<Acc>, p.queries) - query)};
+  return {entry, query, static_cast<int>(end - first), static_cast<int>(min_of(end * kLanes<Acc>, p.queries) - query)};
 }
 
 // Matrices of one entry.
@@ -49,7 +48,8 @@ struct LaneRange {
 template <class Acc>
 struct PanelReach {
   KeyRange lane[kPanelVectors * kLanes<Acc>];
-  KeyRange some{INT64_MAX, 0}, every{0, INT64_MAX};  // keys that some lane, that every lane can see; `every` may be empty, begin >= end
+  KeyRange some{INT64_MAX, 0},
+      every{0, INT64_MAX};  // keys that some lane, that every lane can see; `every` may be empty, begin >= end
 
   PanelReach() = default;
   PanelReach(const BatchVisibility& v, const QueryPanel& panel) {
@@ -95,7 +95,6 @@ struct Room {
 template <class Acc, class Reader>
 MHA_INLINE void read_transposed(Reader&& row, const QueryPanel& panel, int v, int n, Vec<Acc> (&keys)[kLanes<Acc>]) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes<Acc>; ++i)
-    keys[i] = row(panel.query + min_of(v * kLanes<Acc> + i, panel.lanes - 1), n);
+  for (int i = 0; i < kLanes<Acc>; ++i) keys[i] = row(panel.query + min_of(v * kLanes<Acc> + i, panel.lanes - 1), n);
   transpose(keys);
 }

@@ -5,8 +5,8 @@
 template <class Word>
 struct WordRules {
   using Acc = Word;
-  static constexpr int kDepth = 1;         // elements per word
-  static constexpr int kPanelPadding = 0;  // words between the rows of a packed panel
+  static constexpr int kDepth = 1;          // elements per word
+  static constexpr int kPanelPadding = 0;   // words between the rows of a packed panel
   static constexpr int kDepthMultiple = 1;  // depths are read in multiples of this
   static constexpr int64_t kDepthBlock = kBlockOfDepth;
 

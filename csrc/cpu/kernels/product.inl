@@ -54,8 +54,7 @@ struct ProductTask : ProductOutput<T, Word> {
       const int64_t end = spread.first_vector(panel + 1), j = spread.first_vector(panel) * W;
       next_panel = end * W < cols ? Prefetcher::of(panel_of(b_block, spread, panel + 1)) : Prefetcher{};
       const Factor<T> columns = panel_of(b_block, spread, panel);
-      with_vectors(end - spread.first_vector(panel),
-                   [&](auto v) { add_panel<decltype(v)::count>(left, columns, j); });
+      with_vectors(end - spread.first_vector(panel), [&](auto v) { add_panel<decltype(v)::count>(left, columns, j); });
     }
   }
 
@@ -149,7 +148,7 @@ struct ProductOf {
       product.run();
       if (product.polluted) VisibleProduct<T, Word>(p, s, task).run();
     }
-    if (ProductOutput<T, Word>::streams(p)) stream_fence();
+    if (bypasses_caches<T>(p.batch, p.m, p.n, p.c)) stream_fence();
   }
 };
 

@@ -1,5 +1,16 @@
 // The part of C that one task computes: how sums in registers get there.
 
+// Whether a result is so large that it leaves the caches before anyone reads it: then it need not pass through them.
+template <class T>
+bool bypasses_caches(const BatchShape& batch, int64_t rows, int64_t cols, const Output& out) {
+  const int64_t bytes = batch.count() * rows * cols * static_cast<int64_t>(sizeof(T));
+  if (bytes < kStreamBytes || out.col_stride != 1) return false;
+  int64_t strides = out.row_stride;
+  for (int d = 0; d < batch.ndim; ++d) strides |= out.batch_stride[d];
+  constexpr int64_t kLine = kCacheLine / sizeof(T);
+  return strides % kLine == 0 && reinterpret_cast<uintptr_t>(out.data) % kCacheLine == 0;
+}
+
 template <class T, class Word>
 struct ProductOutput {
   using Acc = accumulate_t<T>;
@@ -26,17 +37,7 @@ struct ProductOutput {
     rows = min_of(s.row_block, p.m - row0);
     col0 = block / s.row_blocks * s.col_block;
     cols = min_of(s.col_block, p.n - col0);
-    streaming = streams(p);
-  }
-
-  // Whether C is so large that it leaves the caches before anyone reads it: then it need not pass through them.
-  static bool streams(const Product& p) {
-    const int64_t bytes = p.batch.count() * p.m * p.n * static_cast<int64_t>(sizeof(T));
-    if (bytes < kStreamBytes || p.c.col_stride != 1) return false;
-    int64_t strides = p.c.row_stride;
-    for (int d = 0; d < p.batch.ndim; ++d) strides |= p.c.batch_stride[d];
-    constexpr int64_t kLine = kCacheLine / sizeof(T);
-    return strides % kLine == 0 && reinterpret_cast<uintptr_t>(p.c.data) % kCacheLine == 0;
+    streaming = bypasses_caches<T>(p.batch, p.m, p.n, p.c);
   }
 
   T* at(int64_t i, int64_t j) const { return c + (row0 + i) * p.c.row_stride + (col0 + j) * p.c.col_stride; }

@@ -1,0 +1,231 @@
+// What the two ways of the forward (with and without the weights) share: the panels of a task, and the products of a
+// block of keys with them. A task takes several panels of one key/value head through the same blocks, so that what has
+// to be packed of a block is packed once for all of them.
+
+constexpr int kTaskPanels = 4;
+constexpr int kTileRowsAtOnce = 8;  // keys of one Philox block
+
+// Panels of a key/value head, over all query heads that share it, cut into tasks.
+struct ForwardSplit {
+  int64_t head_panels, panels, parts, entries;
+
+  static ForwardSplit of(const FusedForward& p, int lanes_per_vector, int64_t panels_at_most) {
+    ForwardSplit s;
+    s.head_panels = PanelSpread::of(p.queries, lanes_per_vector).panels;
+    s.panels = s.head_panels * p.group;
+    s.entries = p.batch.count() / max_of(1, p.group);
+    const int64_t each = max_of(1, min_of(panels_at_most, s.panels * s.entries / kTasks));
+    s.parts = ceil_div(s.panels, each);
+    return s;
+  }
+  int64_t tasks() const { return entries * parts; }
+};
+
+template <class T, class Word>
+struct ForwardPanel {
+  using Acc = accumulate_t<T>;
+  QueryPanel at;
+  PanelReach<Acc> reach;
+  Logits<T> logits;
+  TileDropout<T> dropout;
+  Exponential<Acc> exponential;
+  Acc sink;        // -inf: none
+  Word* query;     // packed: [depth][lane]
+  Acc* output;     // [value_dim][lane]
+  Acc *max, *sum;  // [lane]
+  TileKind kind;   // of the block at hand
+  bool first, spoilt;
+};
+
+// The part of a block of keys that one panel looks at.
+struct PanelPart {
+  int64_t key, n, skipped;  // skipped: keys of the block before it
+};
+
+template <class T, class Word>
+struct ForwardTask {
+  using Acc = accumulate_t<T>;
+  using Rules = WordRules<Word>;
+  using Panel = ForwardPanel<T, Word>;
+  static constexpr int W = kLanes<Acc>;
+  static constexpr int kLanesAtMost = kPanelVectors * W;
+  static constexpr int kStrideAtMost = kLanesAtMost + Rules::kPanelPadding;
+  template <int NV>
+  static constexpr int64_t kStride = NV * W + Rules::kPanelPadding;  // from one row of a tile to the next
+  // Tiles have so many rows that whole Philox blocks and whole words can be read and written.
+  static constexpr int kRowStep = Rules::kDepthMultiple > kKeysPerBlock ? Rules::kDepthMultiple : kKeysPerBlock;
+  static constexpr Acc kMinusInfinity = Logits<T>::kMinusInfinity;
+
+  const FusedForward& p;
+  Panel panels[kTaskPanels];
+  int count;
+  KeyRange keys{INT64_MAX, 0};  // that any panel looks at
+  bool only_finite;             // values that are not finite count as zero, and are added where their weight is not
+  Acc* tile;                    // kKeyBlock rows: scores, then weights as words
+  Acc *block_max, *alpha;
+  Acc* extra;
+  Word *packed_keys, *packed_values;
+  T* finite_values;
+
+  // Panels [first, first + n) of a key/value head.
+  ForwardTask(const FusedForward& problem, const ForwardSplit& s, int64_t kv_entry, int64_t first, int64_t n,
+              bool only_finite_values, int64_t extra_size)
+      : p(problem), count(static_cast<int>(n)), only_finite(only_finite_values) {
+    Room room;
+    take_room(room, extra_size);
+    room.allocate();
+    take_room(room, extra_size);
+    for (int i = 0; i < count; ++i) {
+      const int64_t index = first + i;
+      begin_panel(panels[i], kv_entry * p.group + index / s.head_panels, index % s.head_panels);
+    }
+    keys.begin = keys.begin / kKeyStep * kKeyStep;
+  }
+
+  void take_room(Room& room, int64_t extra_size) {
+    tile = room.take<Acc>((kKeyBlock + kRowStep) * kStrideAtMost);
+    block_max = room.take<Acc>(kLanesAtMost);
+    alpha = room.take<Acc>(kLanesAtMost);
+    packed_keys = room.take<Word>(packed_words<Word>(kKeyBlock, p.head_dim));
+    packed_values = room.take<Word>(packed_words<Word>(p.value_dim, kKeyBlock));
+    finite_values = room.take<T>(only_finite ? kKeyBlock * p.value_dim : 0);
+    for (int i = 0; i < count; ++i) {
+      panels[i].query = room.take<Word>(round_up(ceil_div(p.head_dim, Rules::kDepth), W) * kStrideAtMost);
+      panels[i].output = room.take<Acc>(p.value_dim * kLanesAtMost);
+      panels[i].max = room.take<Acc>(kLanesAtMost);
+      panels[i].sum = room.take<Acc>(kLanesAtMost);
+    }
+    extra = room.take<Acc>(extra_size);
+  }
+
+  void begin_panel(Panel& panel, int64_t entry, int64_t index) {
+    panel.at = query_panel<Acc>(p, entry, index);
+    panel.logits = Logits<T>(p, entry);
+    panel.reach = PanelReach<Acc>(panel.logits.visibility, panel.at);
+    panel.dropout = TileDropout<T>(p, entry);
+    panel.exponential = Exponential<Acc>::of(panel.logits.unit);
+    panel.first = true;
+    panel.spoilt = false;
+    const KeyRange range = panel.logits.keys(panel.reach);
+    if (range.begin < range.end) keys = {min_of(keys.begin, range.begin), max_of(keys.end, range.end)};
+    const Factor<T> queries = rows_of<T>(p, entry, p.query, panel.at.query, panel.at.lanes, p.head_dim);
+    Rules::pack_by_depth(queries, panel.query, panel.at.vectors * W + Rules::kPanelPadding);
+    panel.sink = p.sinks ? widen(*matrix<const T>(p.batch, entry, p.sinks)) : kMinusInfinity;
+    for (int v = 0; v < panel.at.vectors; ++v) {
+      store<Acc>(panel.max + v * W, splat(panel.sink));
+      store<Acc>(panel.sum + v * W, splat(panel.sink == kMinusInfinity ? Acc{0} : Acc{1}));
+    }
+  }
+
+  // Whether any panel sees any of the keys; says so in each panel, too.
+  bool any_visible(int64_t key, int64_t n) {
+    bool any = false;
+    for (int i = 0; i < count; ++i) {
+      Panel& panel = panels[i];
+      panel.kind = panel.logits.kind(panel.at, panel.reach, key, n);
+      any |= panel.kind != TileKind::hidden;
+    }
+    return any;
+  }
+
+  RowFactor key_rows(int64_t key, int64_t n) {
+    return head_rows<T, Word>(rows_of<T>(p, panels[0].at.entry, p.key, key, n, p.head_dim), packed_keys, count);
+  }
+
+  RowFactor value_columns(int64_t key, int64_t n) {
+    const Factor<T> values = columns_of<T>(p, panels[0].at.entry, p.value, key, n, p.value_dim);
+    return head_columns<T, Word>(only_finite ? keep_finite(values, finite_values) : values, packed_values, count);
+  }
+
+  PanelPart part_of(const Panel& panel, int64_t block, int64_t block_size) const {
+    const KeyRange range = panel.logits.keys(panel.reach);
+    const int64_t skipped = max_of(0, range.begin - block) / kKeyStep * kKeyStep, key = block + skipped;
+    return {key, min_of(block + block_size, range.end) - key, skipped};
+  }
+
+  // to := logits (or scores, see Logits) of the part; block_max: the largest of each lane.
+  template <int NV>
+  void score(const Panel& panel, const PanelPart& part, RowFactor rows, Acc* to) {
+    rows.base += part.skipped * rows.row_bytes;
+    for (int v = 0; v < NV; ++v) store<Acc>(block_max + v * W, splat(kMinusInfinity));
+    ScoreSink<Acc> scores{{part.n, NV * W, to, kStride<NV>}, block_max};
+    PanelRows<Word>::template run<NV>(scores, rows, panel.query, kStride<NV>, 0, ceil_div(p.head_dim, Rules::kDepth));
+    if (panel.logits.scaled || panel.kind == TileKind::mixed)
+      panel.logits.template apply<NV>(panel.at, panel.reach, panel.kind, to, kStride<NV>, part.key, part.n, block_max);
+  }
+
+  // output := output * alpha + V^T (the words in the tile)
+  template <int NV>
+  void add_values(Panel& panel, const PanelPart& part, RowFactor columns) {
+    columns.base += part.skipped / Rules::kDepth * columns.word_bytes;
+    OutputSink<Acc> output{{p.value_dim, NV * W, panel.output, NV * W}, alpha, panel.first};
+    const Word* weights = reinterpret_cast<const Word*>(tile);
+    PanelRows<Word>::template run<NV>(output, columns, weights, kStride<NV>, 0, ceil_div(part.n, Rules::kDepth));
+    if (only_finite) add_unbounded<NV>(panel, part.key, part.n);
+    panel.first = false;
+  }
+
+  // "Zero hides": what the product left out, where the weight is not zero.
+  template <int NV>
+  void add_unbounded(Panel& panel, int64_t key, int64_t n) {
+    const Factor<T> values = columns_of<T>(p, panel.at.entry, p.value, key, n, p.value_dim);
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t d = 0; d < p.value_dim; ++d) {
+        const T x = values.data[j * values.depth_stride + d * values.stride];
+        if (is_finite(x)) continue;
+        const Word* weights = reinterpret_cast<const Word*>(tile) + j / Rules::kDepth * kStride<NV>;
+        for (int v = 0; v < NV; ++v) {
+          const Vec<Acc> weight = Rules::load_term(weights + v * W, static_cast<int>(j % Rules::kDepth));
+          Acc* out = panel.output + d * NV * W + v * W;
+          store<Acc>(out, load<Acc>(out) + select<Acc>(weight == 0, Vec<Acc>{}, weight * widen(x)));
+        }
+      }
+  }
+
+  // What turns exponentials into weights; 0 in a row that sees nothing.
+  MHA_INLINE_MEMBER Vec<Acc> inverse_sum(const Panel& panel, Vec<Acc> sum) const {
+    return select<Acc>(sum == 0, Vec<Acc>{}, panel.dropout.keep_scale / sum);
+  }
+
+  // The output and the row statistics. `normalised`: the weights were divided by their sum before they were multiplied.
+  template <int NV>
+  void finish_panel(Panel& panel, bool normalised) {
+    if (panel.first) std::memset(panel.output, 0, sizeof(Acc) * static_cast<size_t>(p.value_dim * NV * W));
+    const MatrixWriter<T> output(p.batch, panel.at.entry, p.output);
+    for (int v = 0; v < NV; ++v) {
+      const Vec<Acc> sum = load<Acc>(panel.sum + v * W);
+      const Vec<Acc> factor = normalised ? splat(Acc{1}) : inverse_sum(panel, sum);
+      const int lanes = static_cast<int>(min_of(W, panel.at.lanes - v * W));
+      for (int64_t d = 0; d < p.value_dim; d += W) {
+        const int size = static_cast<int>(min_of(W, p.value_dim - d));
+        const Acc* from = panel.output + d * NV * W + v * W;
+        panel.spoilt |= !write_block(output, panel.at.query + v * W, d, lanes, size, from, NV * W, factor);
+      }
+      if (p.row_max) write_statistics(panel, v, lanes, sum);
+    }
+  }
+
+  // W queries x W elements of the head, transposed. Returns whether all are finite.
+  static bool write_block(const MatrixWriter<T>& output, int64_t query, int64_t d, int lanes, int size, const Acc* from,
+                          int64_t stride, Vec<Acc> factor) {
+    Vec<Acc> r[W] = {}, probe = {};
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i)
+      if (i < size) {
+        r[i] = load<Acc>(from + i * stride) * factor;
+        probe = mul_add(r[i], Vec<Acc>{}, probe);
+      }
+    transpose(r);
+    for (int i = 0; i < lanes; ++i) output.row(query + i).write(d, size, r[i]);
+    return lane_sum<Acc>(probe) == 0;
+  }
+
+  void write_statistics(const Panel& panel, int v, int lanes, Vec<Acc> sum) const {
+    const Vec<Acc> max = load<Acc>(panel.max + v * W);
+    const MatrixWriter<Acc> maxima(p.batch, panel.at.entry, p.row_max), sums(p.batch, panel.at.entry, p.row_sum);
+    for (int i = 0; i < lanes; ++i) {
+      *maxima.row(panel.at.query + v * W + i).p = max[i];
+      *sums.row(panel.at.query + v * W + i).p = sum[i];
+    }
+  }
+};
