@@ -3,6 +3,7 @@ attention, which is one fused operator where it can be and the three steps where
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -119,6 +120,25 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         args.check_flag("enable_gqa", enable_gqa)
 
 
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool, need_weights: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """A call without further options, past all checks: the operator makes its own, in a tenth of their time, and for
+    small inputs that is most of the call. None: it is not for this shortcut, or the operator refuses it;
+    :func:`attention` then does it, or says what is wrong in the user's words."""
+    if torch.compiler.is_compiling() or needs_full() or torch.is_autocast_enabled("cpu"):
+        return None
+    try:
+        shape = query.shape
+        if len(shape) < 4 or not (enable_gqa or key.shape[-3] == shape[-3]):
+            return None
+        right = 0 if is_causal else args.UNBOUNDED
+        number = args.scale_or_default(scale, shape[-1])
+        return rules_fused.fused_attention(query, key, value, number, -math.inf, right, need_weights)
+    except (AttributeError, TypeError, ValueError, NotImplementedError, IndexError):
+        return None
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -147,13 +167,14 @@ def attention(
 
     p = 0.0 if callable(drop) else drop
     seed = _draw_seed(query.device, generator) if p else None
-    mask, key_lengths, causal_offsets, *positions = of.visibility
-    rest = (of.bias, of.sinks, mask, key_lengths, causal_offsets, seed, *positions, scale, of.softcap, of.mask_value, p)
+    mask, key_lengths, causal_offsets, left, right, offset = of.visibility
+    first = (scale, of.mask_value, right)
+    rest = (of.bias, of.sinks, mask, key_lengths, causal_offsets, seed, left, offset, of.softcap, p)
     # The value's entries may share weights (and their dropout) that query and key have fewer of.
     shared = together[0].shape != q.shape and (need_weights or p > 0)
     if callable(drop) or shared or needs_full():
         drop_step = _checked(drop, dims) if callable(drop) else None
-        output, weights = rules_fused.by_steps(q, k, together[2], *rest, drop_step)
+        output, weights = rules_fused.by_steps(q, k, together[2], *first, *rest, drop_step)
     else:
-        output, weights = rules_fused.fused_attention(*together, *rest, need_weights)
+        output, weights = rules_fused.fused_attention(*together, *first, need_weights, *rest)
     return without_heads(output, dims), without_heads(weights, dims) if need_weights else None

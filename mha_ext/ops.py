@@ -109,10 +109,17 @@ def _row_values(query: Tensor) -> Tensor:
 
 @torch.library.register_fake("mha_ext::fused_attention")
 def _(
-    query: Tensor, key: Tensor, value: Tensor, *rest: object
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    mask_value: float,
+    window_right: int,
+    need_weights: bool,
+    need_statistics: bool,
+    *options: object,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    _check_devices(query, key, value, *rest)
-    need_weights, need_statistics = rest[-2:]
+    _check_devices(query, key, value, *options)
     weights = query.new_empty(*query.shape[:-1], key.shape[-2]) if need_weights else None
     row_max, row_sum = (_row_values(query), _row_values(query)) if need_statistics else (None, None)
     return _in_order_of(query, value.shape[-1]), weights, row_max, row_sum
@@ -121,23 +128,29 @@ def _(
 @torch.library.register_fake("mha_ext::fused_attention_backward")
 def _(
     grad_output: Tensor,
-    grad_weights: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     output: Tensor,
-    weights: Tensor | None,
     row_max: Tensor,
     row_sum: Tensor,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    *rest: object,
+    scale: float,
+    mask_value: float,
+    window_right: int,
+    want_query: bool,
+    want_key: bool,
+    want_value: bool,
+    want_bias: bool,
+    grad_weights: Tensor | None = None,
+    weights: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    *options: object,
 ) -> tuple[Tensor | None, ...]:
-    _check_devices(grad_output, grad_weights, query, key, value, output, weights, row_max, row_sum, bias, sinks, *rest)
-    *wanted, want_bias = rest[-4:]
-    grads = [
-        _in_order_of(x, x.shape[-1]) if want else None for x, want in zip((query, key, value), wanted, strict=True)
-    ]
+    tensors = (grad_output, query, key, value, output, row_max, row_sum, grad_weights, weights, bias, sinks, *options)
+    _check_devices(*tensors)
+    wanted = ((query, want_query), (key, want_key), (value, want_value))
+    grads = [_in_order_of(x, x.shape[-1]) if want else None for x, want in wanted]
     grad_bias = bias.new_empty(bias.shape) if want_bias and bias is not None else None
     return *grads, grad_bias, None if sinks is None else _row_values(query)
 

@@ -11,6 +11,7 @@ import torch
 from cases import Case
 from tolerances import assert_rounding_only, assert_same_bits
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils.data import DataLoader, Dataset
 
 import mha_ext
@@ -167,7 +168,7 @@ def captured(call, *arguments):
 
     def note(graph, _):
         graphs.append({str(node.target) for node in graph.graph.nodes})
-        return graph
+        return make_boxed_func(graph.forward)
 
     compiled = torch.compile(call, backend=aot_autograd(fw_compiler=note, bw_compiler=note), fullgraph=True)
     output = compiled(*arguments)

@@ -73,9 +73,9 @@ def error_of(op, arguments):
     return None
 
 
-def attention_by_reference(q, k, v, bias, sinks, mask, lengths, offsets, seed, left, right, offset, *numbers):
+def attention_by_reference(q, k, v, scale, mask_value, right, need_weights, _, *options):
     """Output and weights by the three steps of reference.py."""
-    scale, softcap, mask_value, p, need_weights, _ = numbers
+    bias, sinks, mask, lengths, offsets, seed, left, offset, softcap, p = options or (*[None] * 6, 2**63 - 1, 0, 0, 0)
     scores = reference.attention_scores(q, k, scale)
     weights, _ = reference.masked_softmax(
         scores, bias, sinks, mask, lengths, offsets, left, right, offset, softcap, mask_value
@@ -122,7 +122,7 @@ def may_fit(name, sample, n, how):
     """FITS, less what the rest of the sample rules out: other tensors of the old size, sums over missing dimensions."""
     if name == "masked_softmax" and n == 0:
         return how in ANY_SIZE and sample[1] is None
-    if name == "fused_attention" and n == 0 and sample[3] is not None:  # a bias of as many heads and queries
+    if name == "fused_attention" and n == 0 and len(sample) > 8 and sample[8] is not None:  # a bias of as many heads
         return False
     if name == "sum_over" and how in ("rank_1", "rank_2", "empty"):
         return max(sample[1]) < {"rank_1": 1, "empty": 1, "rank_2": 2}[how]

@@ -93,11 +93,10 @@ GroupedViews fill(Attention& p, const AttentionArguments& from) {
 }
 
 std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attention(
-    const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& bias,
-    const OptionalTensor& sinks, const OptionalTensor& mask, const OptionalTensor& key_lengths,
-    const OptionalTensor& causal_offsets, const OptionalTensor& seed, int64_t window_left, int64_t window_right,
-    int64_t causal_offset, double scale, double softcap, double mask_value, double dropout, bool need_weights,
-    bool need_statistics) {
+    const Tensor& query, const Tensor& key, const Tensor& value, double scale, double mask_value, int64_t window_right,
+    bool need_weights, bool need_statistics, const OptionalTensor& bias, const OptionalTensor& sinks,
+    const OptionalTensor& mask, const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets,
+    const OptionalTensor& seed, int64_t window_left, int64_t causal_offset, double softcap, double dropout) {
   FusedForward p;
   const GroupedViews views = fill(p, {query, key, value, bias, sinks,
                                       {mask, key_lengths, causal_offsets, window_left, window_right, causal_offset},
@@ -131,12 +130,12 @@ void set_zero(const OptionalTensor& t) {
 }
 
 std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attention_backward(
-    const Tensor& grad_output, const OptionalTensor& grad_weights, const Tensor& query, const Tensor& key,
-    const Tensor& value, const Tensor& output, const OptionalTensor& weights, const Tensor& row_max,
-    const Tensor& row_sum, const OptionalTensor& bias, const OptionalTensor& sinks, const OptionalTensor& mask,
+    const Tensor& grad_output, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& output,
+    const Tensor& row_max, const Tensor& row_sum, double scale, double mask_value, int64_t window_right,
+    bool want_query, bool want_key, bool want_value, bool want_bias, const OptionalTensor& grad_weights,
+    const OptionalTensor& weights, const OptionalTensor& bias, const OptionalTensor& sinks, const OptionalTensor& mask,
     const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets, const OptionalTensor& seed,
-    int64_t window_left, int64_t window_right, int64_t causal_offset, double scale, double softcap, double mask_value,
-    double dropout, bool want_query, bool want_key, bool want_value, bool want_bias) {
+    int64_t window_left, int64_t causal_offset, double softcap, double dropout) {
   FusedBackward p;
   const GroupedViews views = fill(p, {query, key, value, bias, sinks,
                                       {mask, key_lengths, causal_offsets, window_left, window_right, causal_offset},
