@@ -18,6 +18,8 @@ CORE = (
     "masked_softmax",
     "weighted_sum",
     "attention",
+    "fused",
+    "fused_hard",
     "dropout",
     "gradients",
     "hard_inputs",

@@ -216,7 +216,7 @@ def test_export(strict, dynamic):
         for _ in each_level():
             assert_rounding_only(program.module()(*given), Exported()(*given), given[:3])
     operators = {str(node.target) for node in program.graph.nodes}
-    assert "mha_ext.masked_softmax.default" in operators
+    assert "mha_ext.fused_attention.default" in operators
 
 
 def test_fake_tensors_see_the_layout():

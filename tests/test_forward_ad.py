@@ -67,13 +67,13 @@ def test_tangent_on_one_input_alone(name):
 
 
 def test_no_tangent_no_cost_in_accuracy():
-    """Inside a dual level, calls without tangents give the same bits as outside."""
-    query, key, value, _ = Case().build()
+    """Inside a dual level the three steps run; calls without tangents differ by rounding alone from those outside."""
+    query, key, value, _ = Case(dtype=torch.float64).build()
     outside = mha_ext.attention(query, key, value)
     with fwAD.dual_level():
         inside = mha_ext.attention(query, key, value)
         assert all(fwAD.unpack_dual(x).tangent is None for x in inside)
-    assert all(torch.equal(a, b) for a, b in zip(outside, inside, strict=True))
+    assert_rounding_only(inside, outside, (query, key, value))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -31,4 +31,5 @@
 #include "fused_backward_sums.inl"
 #include "fused_backward.inl"
 #include "fused_bias_backward.inl"
+#include "fused_standin.inl"
 // clang-format on
