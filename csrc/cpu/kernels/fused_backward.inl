@@ -70,7 +70,7 @@ struct BackwardTask {
     for (int64_t i = 0; i < part.groups; ++i) add_group(part.first_group + i);
     if (!part.last) return;
     if (part.want_key) keys_spoilt |= !sums.write_keys(p.grad_key, sums.key, p.head_dim, to_finite<Acc>(p.scale));
-    const Acc keep_scale = TileDropout<T>(p, 0).keep_scale;
+    const Acc keep_scale = PanelDropout<T>::scale_of_kept(p);
     if (part.want_value) keys_spoilt |= !sums.write_keys(p.grad_value, sums.value, p.value_dim, keep_scale);
   }
 

@@ -52,7 +52,7 @@ struct PanelDropout {
   PanelDropout() = default;
   PanelDropout(const Attention& p, const QueryPanel& panel)
       : active(dropout_threshold(p.dropout) > 0),
-        keep_scale(p.dropout < 1 ? static_cast<Acc>(1 / (1 - p.dropout)) : Acc{0}),
+        keep_scale(scale_of_kept(p)),
         key0(static_cast<uint32_t>(p.seed)),
         key1(static_cast<uint32_t>(p.seed >> 32)),
         head(static_cast<uint32_t>(panel.entry % p.heads)) {
@@ -71,6 +71,10 @@ struct PanelDropout {
         const uint32_t low_head = kPhiloxM1 * head;
         queries[v][half] = {(p1 >> 32) ^ (low_head ^ (key0 + kPhiloxW0)), p1, p0};
       }
+  }
+
+  static Acc scale_of_kept(const Attention& p) {
+    return p.dropout < 1 ? static_cast<Acc>(1 / (1 - p.dropout)) : Acc{0};
   }
 
   // Keys 8 * key_block ... + 7 of the queries of vector v.

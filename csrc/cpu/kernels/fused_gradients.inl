@@ -28,7 +28,7 @@ struct GradPanel {
   QueryPanel at;
   PanelReach<Acc> reach;
   Logits<T> logits;
-  TileDropout<T> dropout;
+  PanelDropout<T> dropout;
   Exponential<Acc> exponential;
   Word *query, *grad_output;  // packed: [depth][lane]
   // [lane]: m, 1 / l, delta, and what takes the place of all scores that are not -inf where there are no such numbers:
@@ -55,7 +55,7 @@ struct GradPanel {
     at = query_panel<Acc>(p, entry, index);
     logits = Logits<T>(p, entry);
     reach = PanelReach<Acc>(logits.visibility, at);
-    dropout = TileDropout<T>(p, entry);
+    dropout = PanelDropout<T>(p, at);
     exponential = Exponential<Acc>::of(logits.unit);
   }
 
@@ -195,8 +195,7 @@ struct GradTiles {
     for (int64_t j = 0; j < rows; j += kKeysPerBlock) {
       DroppedKeys<Acc> dropped[NV];
       if constexpr (kDropout)
-        for (int v = 0; v < NV; ++v)
-          dropped[v] = panel.dropout.keys(panel.at.query + v * W, (key + j) / kKeysPerBlock);
+        for (int v = 0; v < NV; ++v) dropped[v] = panel.dropout.keys(v, (key + j) / kKeysPerBlock);
       for (int row = 0; row < kKeysPerBlock; row += kDepth) {
         Vec<Acc> weights[kDepth][NV], gradients[kDepth][NV];
 #pragma GCC unroll 2
