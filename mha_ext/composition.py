@@ -129,11 +129,10 @@ def plain_attention(
     if torch.compiler.is_compiling() or needs_full() or torch.is_autocast_enabled("cpu"):
         return None
     try:
-        shape = query.shape
-        if len(shape) < 4 or not (enable_gqa or key.shape[-3] == shape[-3]):
+        if query.dim() < 4 or not (enable_gqa or key.size(-3) == query.size(-3)):
             return None
         right = 0 if is_causal else args.UNBOUNDED
-        number = args.scale_or_default(scale, shape[-1])
+        number = args.scale_or_default(scale, query.size(-1))
         return rules_fused.fused_attention(query, key, value, number, -math.inf, right, need_weights)
     except (AttributeError, TypeError, ValueError, NotImplementedError, IndexError):
         return None

@@ -57,23 +57,30 @@ def by_steps(
     return weighted_sum(expanded, value, 1.0), weights
 
 
-def fused_attention(*args: Any) -> tuple[Tensor, Tensor | None]:
-    """Output and weights. ``args`` are those of :func:`by_steps` up to ``p``, with ``need_weights`` before the bias."""
-    if torch.is_grad_enabled() and _requires_grad(args):
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    mask_value: float,
+    window_right: int,
+    need_weights: bool,
+    *options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Output and weights. ``options`` are the further arguments of :func:`by_steps`, up to ``p``."""
+    if torch.is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad or _requires_grad(options[:2])
+    ):
+        args = (query, key, value, scale, mask_value, window_right, need_weights, *options)
         return FusedAttention.apply(*distinct_while_compiling(args))
-    output, weights, _, _ = ops.fused_attention(*args[:7], False, *args[7:])
+    output, weights, _, _ = ops.fused_attention(
+        query, key, value, scale, mask_value, window_right, need_weights, False, *options
+    )
     return output, weights
 
 
-def _requires_grad(args: tuple[Any, ...]) -> bool:
-    query, key, value = args[:3]
-    options = args[7:9]  # bias and sinks
-    return (
-        query.requires_grad
-        or key.requires_grad
-        or value.requires_grad
-        or any(x is not None and x.requires_grad for x in options)
-    )
+def _requires_grad(bias_and_sinks: tuple[Tensor | None, ...]) -> bool:
+    return any(x is not None and x.requires_grad for x in bias_and_sinks)
 
 
 class FusedAttention(torch.autograd.Function):

@@ -12,18 +12,29 @@ inline BatchShape batch_shape(const Tensor& t, int64_t matrix_dims) {
   return shape;
 }
 
-// Stride of dimension `dim`, 0 where size 1 stands for `size`.
-inline int64_t broadcast_stride(const char* name, const Tensor& t, int64_t dim, int64_t size) {
-  const int64_t own = t.size(dim);
-  require(own == size || own == 1, name, " must have size 1 or ", size, " in dimension ", dim, ", got shape ",
-          shape_text(t));
-  return own == 1 ? 0 : t.stride(dim);
-}
+// The strides of `t` where size 1 may stand for any size, and then has stride 0. Sizes and strides are asked for once:
+// every question to a tensor is a call into libtorch.
+class BroadcastStrides {
+ public:
+  BroadcastStrides(const char* name, const Tensor& t)
+      : name_(name), t_(t), sizes_(t.sizes()), strides_(t.strides()) {}
 
-template <class View>
-void set_batch_strides(View& view, const char* name, const Tensor& t, const BatchShape& batch) {
-  for (int d = 0; d < batch.ndim; ++d) view.batch_stride[d] = broadcast_stride(name, t, d, batch.size[d]);
-}
+  int64_t of(int64_t dim, int64_t size) const {
+    const int64_t own = sizes_[dim];
+    require(own == size || own == 1, name_, " must have size 1 or ", size, " in dimension ", dim, ", got shape ",
+            shape_text(t_));
+    return own == 1 ? 0 : strides_[dim];
+  }
+  template <class View>
+  void set_batch(View& view, const BatchShape& batch) const {
+    for (int d = 0; d < batch.ndim; ++d) view.batch_stride[d] = of(d, batch.size[d]);
+  }
+
+ private:
+  const char* const name_;
+  const Tensor& t_;
+  const torch::headeronly::IntHeaderOnlyArrayRef sizes_, strides_;
+};
 
 // Elements from the first to the last, the gaps between them included.
 inline int64_t extent(const Tensor& t) {
@@ -70,9 +81,10 @@ template <class View>
 View matrices(const char* name, const Tensor& t, const BatchShape& batch, int64_t rows, int64_t cols) {
   require_dims(name, t, batch.ndim + 2);
   View view;
-  set_batch_strides(view, name, t, batch);
-  view.row_stride = broadcast_stride(name, t, batch.ndim, rows);
-  view.col_stride = broadcast_stride(name, t, batch.ndim + 1, cols);
+  const BroadcastStrides strides(name, t);
+  strides.set_batch(view, batch);
+  view.row_stride = strides.of(batch.ndim, rows);
+  view.col_stride = strides.of(batch.ndim + 1, cols);
   view.data = data_of(name, view, t);
   return view;
 }
@@ -82,8 +94,9 @@ template <class View>
 View row_values(const char* name, const Tensor& t, const BatchShape& batch, int64_t rows) {
   require_dims(name, t, batch.ndim + 1);
   View view;
-  set_batch_strides(view, name, t, batch);
-  view.row_stride = broadcast_stride(name, t, batch.ndim, rows);
+  const BroadcastStrides strides(name, t);
+  strides.set_batch(view, batch);
+  view.row_stride = strides.of(batch.ndim, rows);
   view.data = data_of(name, view, t);
   return view;
 }
@@ -92,7 +105,7 @@ View row_values(const char* name, const Tensor& t, const BatchShape& batch, int6
 inline Input entry_values(const char* name, const Tensor& t, const BatchShape& batch) {
   require_dims(name, t, batch.ndim);
   Input view;
-  set_batch_strides(view, name, t, batch);
+  BroadcastStrides(name, t).set_batch(view, batch);
   view.data = data_of(name, view, t);
   return view;
 }
