@@ -98,8 +98,8 @@ struct Logits {
     return top;
   }
 
-  // dx/ds of the scores s that apply() will turn into logits x: 1 - tanh(scale * s / softcap)^2 (1 if not `capped`), and
-  // 0 for hidden keys, whose logit is a constant.
+  // dx/ds of the scores s that apply() will turn into logits x: 1 - tanh(scale * s / softcap)^2 (1 if not `capped`),
+  // and 0 for hidden keys, whose logit is a constant.
   template <int NV>
   void slopes(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, const Acc* tile, Acc* out,
               int64_t stride, int64_t key, int64_t n, bool capped) const {
@@ -112,8 +112,8 @@ struct Logits {
   }
 
   __attribute__((noinline)) void slopes_block(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind,
-                                              const Acc* tile, Acc* out, int64_t stride, int v, int64_t key,
-                                              int count, bool capped) const {
+                                              const Acc* tile, Acc* out, int64_t stride, int v, int64_t key, int count,
+                                              bool capped) const {
     const Shown shown = shown_keys(panel, reach, kind, v, key, count);
     for (int i = 0; i < count; ++i, tile += stride, out += stride) {
       const Vec<Acc> slope = capped ? tanh_slope<Acc>(load<Acc>(tile) * scale / softcap) : splat(Acc{1});
