@@ -98,9 +98,17 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attenti
     const OptionalTensor& mask, const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets,
     const OptionalTensor& seed, int64_t window_left, int64_t causal_offset, double softcap, double dropout) {
   FusedForward p;
-  const GroupedViews views = fill(p, {query, key, value, bias, sinks,
+  const GroupedViews views = fill(p, {query,
+                                      key,
+                                      value,
+                                      bias,
+                                      sinks,
                                       {mask, key_lengths, causal_offsets, window_left, window_right, causal_offset},
-                                      seed, scale, softcap, mask_value, dropout});
+                                      seed,
+                                      scale,
+                                      softcap,
+                                      mask_value,
+                                      dropout});
   const ScalarType sums = accumulation_type(query.scalar_type());
   Tensor output = allocate_in_order_of(query, p.value_dim);
   p.output = views.of<Output>("output", output, p.queries, p.value_dim);
@@ -137,9 +145,17 @@ std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, Optio
     const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets, const OptionalTensor& seed,
     int64_t window_left, int64_t causal_offset, double softcap, double dropout) {
   FusedBackward p;
-  const GroupedViews views = fill(p, {query, key, value, bias, sinks,
+  const GroupedViews views = fill(p, {query,
+                                      key,
+                                      value,
+                                      bias,
+                                      sinks,
                                       {mask, key_lengths, causal_offsets, window_left, window_right, causal_offset},
-                                      seed, scale, softcap, mask_value, dropout});
+                                      seed,
+                                      scale,
+                                      softcap,
+                                      mask_value,
+                                      dropout});
   const ScalarType type = query.scalar_type(), sums = accumulation_type(type);
   const auto require_like_output = [&](const char* name, const Tensor& t) {
     require_type(name, t, type);
@@ -180,7 +196,8 @@ std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, Optio
   }
 
   if (p.batch.count() * p.queries * p.keys == 0) {
-    for (const OptionalTensor* grad : {&grad_query, &grad_key, &grad_value, &grad_bias, &grad_sink_rows}) set_zero(*grad);
+    for (const OptionalTensor* grad : {&grad_query, &grad_key, &grad_value, &grad_bias, &grad_sink_rows})
+      set_zero(*grad);
     return {grad_query, grad_key, grad_value, grad_bias, grad_sink_rows};
   }
   launch(cpu::kernels().fused_delta, p);
