@@ -10,6 +10,8 @@ from torch import nn
 
 import mha_ext
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 SHAPE = (2, 3, 17, 41)  # batch, head, query, key
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x0123456789ABCDEF)
 

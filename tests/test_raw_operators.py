@@ -7,6 +7,8 @@ import torch
 
 from mha_ext import reference
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 BAD_TENSORS = {
     "rank_0": lambda x: x.flatten()[:1].reshape(()),
     "rank_1": lambda x: x.flatten(),

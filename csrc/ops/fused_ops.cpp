@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "../core/attention.h"
+#include "../core/backward_plan.h"
 #include "allocate.h"
 #include "dropout_arguments.h"
 #include "heads.h"
@@ -137,6 +138,17 @@ void set_zero(const OptionalTensor& t) {
   if (t && t->numel() > 0) std::memset(t->mutable_data_ptr(), 0, static_cast<size_t>(t->numel() * t->element_size()));
 }
 
+// The gradients of query, key and value: the waves of backward_plan.h, one after another.
+void launch_in_waves(FusedBackward& p, ScalarType sums) {
+  const BackwardPlan plan = backward_plan(p);
+  OptionalTensor workspace;
+  if (plan.workspace() > 0) {
+    workspace = allocate({plan.workspace()}, sums);
+    p.workspace = workspace->mutable_data_ptr();
+  }
+  for (p.wave = 0; p.wave < plan.waves(); ++p.wave) launch_one_by_one(cpu::kernels().fused_backward, p);
+}
+
 std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attention_backward(
     const Tensor& grad_output, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& output,
     const Tensor& row_max, const Tensor& row_sum, double scale, double mask_value, int64_t window_right,
@@ -201,7 +213,7 @@ std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, Optio
     return {grad_query, grad_key, grad_value, grad_bias, grad_sink_rows};
   }
   launch(cpu::kernels().fused_delta, p);
-  if (want_query || want_key || want_value) launch_one_by_one(cpu::kernels().fused_backward, p);
+  if (want_query || want_key || want_value) launch_in_waves(p, sums);
   if (want_bias) launch_one_by_one(cpu::kernels().fused_bias_backward, p);
   return {grad_query, grad_key, grad_value, grad_bias, grad_sink_rows};
 }

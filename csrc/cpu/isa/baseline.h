@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "../../core/attention.h"
+#include "../../core/backward_plan.h"
 #include "../../core/finite.h"
 #include "../../core/half.h"
 #include "../../core/masking.h"

@@ -25,5 +25,11 @@
 #include "fused_task.inl"
 #include "fused_forward.inl"
 #include "fused_weights.inl"
+#include "fused_delta.inl"
+#include "fused_gradients.inl"
+#include "fused_backward_part.inl"
+#include "fused_backward_sums.inl"
+#include "fused_backward.inl"
+#include "fused_bias_backward.inl"
 #include "fused_standin.inl"
 // clang-format on

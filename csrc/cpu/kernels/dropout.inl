@@ -8,12 +8,13 @@ struct PhiloxVec {
   WordVec word[4];  // 32-bit words in the low halves of the lanes; what stands in the high halves is of no account
 };
 
-// philox4x32 of core/philox.h, lane by lane.
+// Rounds of philox4x32 of core/philox.h, lane by lane.
+template <int kRounds = kPhiloxRounds>
 MHA_INLINE PhiloxVec philox4x32(PhiloxVec counter, uint32_t key0, uint32_t key1) {
   WordVec c0 = counter.word[0], c1 = counter.word[1], c2 = counter.word[2], c3 = counter.word[3];
   const WordVec m0 = kPhiloxM0 - WordVec{}, m1 = kPhiloxM1 - WordVec{};
 #pragma GCC unroll 10
-  for (int round = 0; round < kPhiloxRounds; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     const WordVec p0 = multiply_low_words(c0, m0), p1 = multiply_low_words(c2, m1);
     c0 = (p1 >> 32) ^ c1 ^ key0;
     c1 = p1;
