@@ -41,6 +41,7 @@ def by_steps(
     causal_offset: int = 0,
     softcap: float = 0.0,
     p: float = 0.0,
+    *,
     drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The three steps with dropout between the last two; ``drop`` takes dropout's place."""
