@@ -318,9 +318,7 @@ class SoftmaxArguments(NamedTuple):
     mask_value: float
 
 
-def softmax_arguments(
-    options: SoftmaxOptions, shape: Sequence[int], input_dims: int, like: Tensor
-) -> SoftmaxArguments:
+def softmax_arguments(options: SoftmaxOptions, shape: Sequence[int], input_dims: int, like: Tensor) -> SoftmaxArguments:
     """The options checked against scores of ``shape`` = (*, H, Lq, Lk) and of the dtype and device of ``like``."""
     return SoftmaxArguments(
         full_bias(options, shape, input_dims, like),

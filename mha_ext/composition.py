@@ -15,6 +15,7 @@ from . import arguments as args
 from . import rules_fused, rules_steps
 from .arguments import SoftmaxOptions, without_heads
 from .autograd import needs_full
+from .reference import UNBOUNDED
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")  # torch raises when asked about others, such as meta
 
@@ -121,7 +122,13 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
 
 
 def plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool, need_weights: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    need_weights: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
     """A call without further options, past all checks: the operator makes its own, in a tenth of their time, and for
     small inputs that is most of the call. None: it is not for this shortcut, or the operator refuses it;
@@ -131,7 +138,7 @@ def plain_attention(
     try:
         if query.dim() < 4 or not (enable_gqa or key.size(-3) == query.size(-3)):
             return None
-        right = 0 if is_causal else args.UNBOUNDED
+        right = 0 if is_causal else UNBOUNDED
         number = args.scale_or_default(scale, query.size(-1))
         return rules_fused.fused_attention(query, key, value, number, -math.inf, right, need_weights)
     except (AttributeError, TypeError, ValueError, NotImplementedError, IndexError):
@@ -167,13 +174,16 @@ def attention(
     p = 0.0 if callable(drop) else drop
     seed = _draw_seed(query.device, generator) if p else None
     mask, key_lengths, causal_offsets, left, right, offset = of.visibility
-    first = (scale, of.mask_value, right)
-    rest = (of.bias, of.sinks, mask, key_lengths, causal_offsets, seed, left, offset, of.softcap, p)
+    first: tuple[Any, ...] = (scale, of.mask_value, right)
+    rest: tuple[Any, ...] = (of.bias, of.sinks, mask, key_lengths, causal_offsets, seed, left, offset, of.softcap, p)
     # The value's entries may share weights (and their dropout) that query and key have fewer of.
     shared = together[0].shape != q.shape and (need_weights or p > 0)
+    weights: Tensor | None
     if callable(drop) or shared or needs_full():
         drop_step = _checked(drop, dims) if callable(drop) else None
-        output, weights = rules_fused.by_steps(q, k, together[2], *first, *rest, drop_step)
+        output, weights = rules_fused.by_steps(q, k, together[2], *first, *rest, drop=drop_step)
     else:
-        output, weights = rules_fused.fused_attention(*together, *first, need_weights, *rest)
-    return without_heads(output, dims), without_heads(weights, dims) if need_weights else None
+        q, k, v = together
+        output, weights = rules_fused.fused_attention(q, k, v, *first, need_weights, *rest)
+    weights = None if weights is None or not need_weights else without_heads(weights, dims)
+    return without_heads(output, dims), weights

@@ -251,7 +251,8 @@ def scaled_dot_product_attention(
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
     """
-    if attn_mask is None and type(dropout_p) is float and dropout_p == 0.0 and type(is_causal) is type(enable_gqa) is bool:
+    is_flags = type(is_causal) is type(enable_gqa) is bool
+    if is_flags and attn_mask is None and type(dropout_p) is float and dropout_p == 0.0:
         results = composition.plain_attention(query, key, value, is_causal, scale, enable_gqa, False)
         if results is not None:
             return results[0]

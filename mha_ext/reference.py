@@ -196,8 +196,8 @@ def fused_attention_backward(
 
     dP = kept · (dO Vᵀ + dW),  dV = (kept · P)ᵀ dO,  dS by the softmax backward,  dQ = scale · dS K,  dK = scale · dSᵀ Q
 
-    where W = kept · P are the returned weights and ``kept`` is 0 or 1/(1-p) with dropout, else 1. The bias's gradient is
-    dx summed over the dimensions in which the bias is broadcast.
+    where W = kept · P are the returned weights and ``kept`` is 0 or 1/(1-p) with dropout, else 1. The bias's gradient
+    is dx summed over the dimensions in which the bias is broadcast.
     """
     visibility = (mask, key_lengths, causal_offsets, window_left, window_right, causal_offset)
     scores = attention_scores(query, key, scale)

@@ -41,6 +41,7 @@ def by_steps(
     causal_offset: int = 0,
     softcap: float = 0.0,
     p: float = 0.0,
+    *,
     drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The three steps with dropout between the last two; ``drop`` takes dropout's place."""
@@ -137,7 +138,7 @@ def _grads_by_steps(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor 
     wanted = (*ctx.needs_input_grad[:3], *(ctx.needs_input_grad[7:9] or (False, False)))
     with torch.enable_grad():
         # Views: the gradient with respect to each argument by itself, even where one is computed from another.
-        leaves = [None if x is None else x.view_as(x) for x in (query, key, value, bias, sinks)]
+        leaves: list[Any] = [None if x is None else x.view_as(x) for x in (query, key, value, bias, sinks)]
         results = by_steps(*leaves[:3], *ctx.numbers, *leaves[3:], *others, *ctx.more_numbers)
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
     if not pairs:

@@ -147,7 +147,12 @@ def test_sinks_gradient(dtype, kv_heads):
 # Larger than one task each way, so that work is split and masks meet the edges of tiles.
 LONG = cases.pairwise(
     dtype=cases.DTYPES,
-    size=(dict(lq=130, lk=300, d=32), dict(lq=300, lk=130, d=64), dict(lq=1, lk=1100, d=64), dict(lq=257, lk=257, d=40)),
+    size=(
+        dict(lq=130, lk=300, d=32),
+        dict(lq=300, lk=130, d=64),
+        dict(lq=1, lk=1100, d=64),
+        dict(lq=257, lk=257, d=40),
+    ),
     options=(
         {},
         dict(is_causal=True),
@@ -181,9 +186,7 @@ def test_dropout_bits_with_and_without_weights(dtype, p):
     keep = oracle.keep_mask(seed_drawn_from(torch.get_rng_state()), p, shape)
     for need_weights in (True, False):
         torch.manual_seed(5)
-        output, weights = mha_ext.attention(
-            query, key, value, dropout=p, enable_gqa=True, need_weights=need_weights
-        )
+        output, weights = mha_ext.attention(query, key, value, dropout=p, enable_gqa=True, need_weights=need_weights)
         assert torch.equal(output != 0, keep)
         assert (weights is not None) == need_weights
         if need_weights:

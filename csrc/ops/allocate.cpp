@@ -55,8 +55,7 @@ Tensor allocate(const std::vector<int64_t>& shape, ScalarType type) {
 Tensor allocate_in_order_of(const Tensor& like, int64_t columns) {
   std::vector<int64_t> shape = shape_with_tail(like, 1, {columns});
   const size_t head = shape.size() - 3, length = head + 1;
-  const bool heads_inside =
-      shape[head] > 1 && shape[length] > 1 && like.stride(head) < like.stride(length);
+  const bool heads_inside = shape[head] > 1 && shape[length] > 1 && like.stride(head) < like.stride(length);
   if (!heads_inside) return allocate(shape, like.scalar_type());
   std::swap(shape[head], shape[length]);
   std::vector<int64_t> strides = contiguous_strides(shape);

@@ -40,9 +40,8 @@ void run_per_head(const PerHead& op, const Tensor& a, const Tensor& b, double sc
   p.k = a.size(a.dim() - 1);
   p.n = output_columns(op, b);
   p.a = split_heads(per_head_view<Input>(op.a_name, a, -2, -1), head, group);
-  p.b = share_heads(op.transpose_b ? per_head_view<Input>(op.b_name, b, -1, -2)
-                                   : per_head_view<Input>(op.b_name, b, -2, -1),
-                    head);
+  p.b = share_heads(
+      op.transpose_b ? per_head_view<Input>(op.b_name, b, -1, -2) : per_head_view<Input>(op.b_name, b, -2, -1), head);
   p.c = split_heads(per_head_view<Output>("out", out, -2, -1), head, group);
   p.alpha = scale;
   p.zero_hides = !op.transpose_b;

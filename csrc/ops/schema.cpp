@@ -38,7 +38,8 @@ STABLE_TORCH_LIBRARY(mha_ext, m) {
       " -> (Tensor output, Tensor? weights, Tensor? row_max, Tensor? row_sum)");
   m.def(
       "fused_attention_backward(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output,"
-      " Tensor row_max, Tensor row_sum, float scale, float mask_value, int window_right, bool want_query, bool want_key,"
+      " Tensor row_max, Tensor row_sum, float scale, float mask_value, int window_right, bool want_query, bool "
+      "want_key,"
       " bool want_value, bool want_bias, Tensor? grad_weights=None, Tensor? weights=None,"
       " Tensor? bias=None, Tensor? sinks=None, Tensor? mask=None, Tensor? key_lengths=None,"
       " Tensor? causal_offsets=None, Tensor? seed=None, int window_left=9223372036854775807, SymInt causal_offset=0,"

@@ -16,8 +16,7 @@ inline BatchShape batch_shape(const Tensor& t, int64_t matrix_dims) {
 // every question to a tensor is a call into libtorch.
 class BroadcastStrides {
  public:
-  BroadcastStrides(const char* name, const Tensor& t)
-      : name_(name), t_(t), sizes_(t.sizes()), strides_(t.strides()) {}
+  BroadcastStrides(const char* name, const Tensor& t) : name_(name), t_(t), sizes_(t.sizes()), strides_(t.strides()) {}
 
   int64_t of(int64_t dim, int64_t size) const {
     const int64_t own = sizes_[dim];

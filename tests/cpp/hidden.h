@@ -43,4 +43,3 @@ struct Hidden {
     return !visibility.mask || mask.at(entry, i, j);
   }
 };
-

@@ -1,5 +1,6 @@
-// Attention and its backward as plain loops in double over the structs of core/attention.h: what the kernels are compared
-// with. Of the product it uses the structs and the two rules that must not exist twice, masking.h and philox.h.
+// Attention and its backward as plain loops in double over the structs of core/attention.h: what the kernels are
+// compared with. Of the product it uses the structs and the two rules that must not exist twice, masking.h and
+// philox.h.
 #pragma once
 #include <cmath>
 #include <cstdint>

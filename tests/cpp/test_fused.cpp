@@ -1,5 +1,6 @@
 // Fused attention, forward and backward, through the kernel tables: every level of this machine, every element type,
 // random sizes, strides, grouped heads and all options at random, against the plain loops of naive_attention.h.
+#include "../../csrc/core/backward_plan.h"
 #include "hidden.h"
 #include "naive_attention.h"
 
@@ -252,7 +253,13 @@ struct BackwardResults {
   void run(Random& random, const cpu::KernelTable& table) {
     const int type = static_cast<int>(p.dtype);
     run_in_pieces(random, table.fused_delta[type], p);
-    if (query.wanted || key.wanted || value.wanted) run_in_pieces(random, table.fused_backward[type], p);
+    if (query.wanted || key.wanted || value.wanted) {
+      const BackwardPlan plan = backward_plan(p);
+      std::vector<Acc> workspace(static_cast<size_t>(plan.workspace()),
+                                 static_cast<Acc>(kNan));  // as allocated: anything
+      p.workspace = workspace.empty() ? nullptr : workspace.data();
+      for (p.wave = 0; p.wave < plan.waves(); ++p.wave) run_in_pieces(random, table.fused_backward[type], p);
+    }
     if (bias.wanted) run_in_pieces(random, table.fused_bias_backward[type], p);
   }
 

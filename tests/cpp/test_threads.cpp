@@ -1,8 +1,9 @@
-// Kernels run by several threads at once, as csrc/ops/launch.h does: tasks of one problem shared out over 1 to 5 threads,
-// in ranges or one by one, must give the same bytes, and ThreadSanitizer must find nothing to report.
+// Kernels run by several threads at once, as csrc/ops/launch.h does: tasks of one problem shared out over 1 to 5
+// threads, in ranges or one by one, must give the same bytes, and ThreadSanitizer must find nothing to report.
 #include <atomic>
 #include <thread>
 
+#include "../../csrc/core/backward_plan.h"
 #include "strided.h"
 
 namespace {
@@ -37,18 +38,24 @@ Stack<T> contiguous(const BatchShape& batch, int64_t rows, int64_t cols) {
   return s;
 }
 
-// Runs `kernel` on every number of threads; `output` is where it writes.
-template <class T, class Problem>
-void check_same(const char* what, const cpu::Kernel<Problem>& kernel, const Problem& p, Stack<T>& output,
-                Share share = Share::ranges) {
+// Calls run(threads) for every number of threads; `output` is where it writes.
+template <class T, class Run>
+void check_same_bytes(const char* what, Stack<T>& output, const Run& run) {
   std::vector<T> first;
   for (const int threads : kThreads) {
     std::fill(output.storage.begin(), output.storage.end(), T{});
-    run_on_threads(kernel, p, threads, share);
+    run(threads);
     if (first.empty()) first = output.storage;
     CHECK(std::memcmp(first.data(), output.storage.data(), first.size() * sizeof(T)) == 0,
-          "%s, %s, %s: %d threads give other bytes than 1", what, cpu::kernels().isa, test::name_of(p.dtype), threads);
+          "%s, %s, %s: %d threads give other bytes than 1", what, cpu::kernels().isa, test::name_of(kDType<T>),
+          threads);
   }
+}
+
+template <class T, class Problem>
+void check_same(const char* what, const cpu::Kernel<Problem>& kernel, const Problem& p, Stack<T>& output,
+                Share share = Share::ranges) {
+  check_same_bytes(what, output, [&](int threads) { run_on_threads(kernel, p, threads, share); });
 }
 
 template <class T>
@@ -121,8 +128,14 @@ void check_fused(Random& random) {
   b.delta = delta.output(), b.grad_query = grad_query.output(), b.grad_bias = grad_bias.output();
   b.grad_key = grad_key.output(), b.grad_value = grad_value.output();
   check_same("fused delta", table.fused_delta[type], b, delta);
+  const BackwardPlan plan = backward_plan(b);
+  std::vector<Acc> workspace(static_cast<size_t>(plan.workspace()));
+  b.workspace = workspace.data();
   for (Stack<T>* result : {&grad_query, &grad_key, &grad_value})
-    check_same("fused backward", table.fused_backward[type], b, *result, Share::one_by_one);
+    check_same_bytes("fused backward", *result, [&](int threads) {
+      for (b.wave = 0; b.wave < plan.waves(); ++b.wave)
+        run_on_threads(table.fused_backward[type], b, threads, Share::one_by_one);
+    });
   check_same("fused bias backward", table.fused_bias_backward[type], b, grad_bias, Share::one_by_one);
 }
 
