@@ -153,7 +153,7 @@ struct GradTiles {
   }
 
   struct Terms {
-    Vec<Acc> weight, gradient;  // P after dropout, still to be divided by 1 - p; dx times the slope
+    Vec<Acc> weight, gradient;  // P after dropout, not yet divided by 1 - p; dS
   };
 
   // Vector v of row `row`, which is key n of its Philox block. Where P is 0 everything is, whatever the other factors
