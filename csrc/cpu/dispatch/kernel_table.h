@@ -23,6 +23,7 @@ struct KernelTable {
   Kernel<SumOver> sum_over[kDTypes];
   Kernel<SumOver> sum_partials[kDTypes];
   Kernel<FusedForward> fused_forward[kDTypes];
+  Kernel<FusedForward> fused_merge[kDTypes];
 };
 
 }  // namespace mha::cpu

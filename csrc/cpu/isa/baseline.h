@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "../../core/finite.h"
+#include "../../core/fused_plan.h"
 #include "../../core/half.h"
 #include "../../core/masking.h"
 #include "../../core/philox.h"

@@ -22,7 +22,10 @@
 #include "fused_logits.inl"
 #include "fused_dropout.inl"
 #include "fused_products.inl"
+#include "fused_merge.inl"
 #include "fused_task.inl"
 #include "fused_forward.inl"
 #include "fused_weights.inl"
+#include "fused_decode.inl"
+#include "fused_choice.inl"
 // clang-format on

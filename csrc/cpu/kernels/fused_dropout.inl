@@ -45,7 +45,7 @@ struct TileDropout {
         head(static_cast<uint32_t>(entry % p.heads)),
         batch(static_cast<uint32_t>(entry / p.heads)),
         active(dropout_threshold(p.dropout) > 0),
-        keep_scale(p.dropout < 1 ? static_cast<Acc>(1 / (1 - p.dropout)) : Acc{0}) {
+        keep_scale(dropout_keep_scale<Acc>(p.dropout)) {
     using Word = std::remove_reference_t<decltype(last_dropped[0])>;
     const uint64_t largest = (uint64_t{dropout_threshold(p.dropout)} << DroppedKeys<Acc>::kTop) - 1;
     last_dropped = static_cast<Word>(largest) - Lanes{};

@@ -18,7 +18,8 @@ constexpr KernelTable make_table(const char* isa) {
           MHA_ALL_DTYPES(DropoutKernel, Dropout),
           MHA_ALL_DTYPES(SumOverKernel, SumOver),
           MHA_ALL_DTYPES(SumPartialsKernel, SumOver),
-          MHA_ALL_DTYPES(FusedForwardKernel, FusedForward)};
+          MHA_ALL_DTYPES(FusedForwardKernel, FusedForward),
+          MHA_ALL_DTYPES(FusedMergeKernel, FusedForward)};
 }
 
 #undef MHA_ALL_DTYPES
