@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import autograd
+from . import rules_steps
 from .reference import POSITION_LIMIT, UNBOUNDED
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -119,6 +119,16 @@ def check_heads(name: str, x: Tensor, query_name: str, query: Tensor, enable_gqa
         raise ValueError(f"{name} must have a number of heads that divides {query_name}'s {heads}, got {kv_heads}")
 
 
+def same_heads(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Key and value that are grouped differently (rare, and torch takes it), repeated to a number of heads that suits
+    both; it divides the query's."""
+    heads = math.lcm(key.shape[-3], value.shape[-3]) if key.shape[-3] != value.shape[-3] else key.shape[-3]
+    key, value = (
+        x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3) for x in (key, value)
+    )
+    return key, value
+
+
 def real_number(name: str, x: object) -> float:
     if isinstance(x, bool) or not isinstance(x, (Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name} must be a real number, got {type(x).__name__}")
@@ -196,7 +206,7 @@ def keep_mask(name: str, mask: object, shape: Sequence[int], input_dims: int, li
         raise TypeError(f"{name} must be bool, integer or real floating point, got {mask.dtype}")
     check_device(name, mask, "the inputs", like)
     full = broadcastable(name, mask, shape, input_dims)
-    return full if full.dtype == torch.bool else autograd.keep_mask(shrink_broadcast(full.detach()))
+    return full if full.dtype == torch.bool else rules_steps.keep_mask(shrink_broadcast(full.detach()))
 
 
 def per_batch(name: str, x: object, batch: Sequence[int], like: Tensor) -> Tensor:
@@ -296,6 +306,29 @@ def full_bias(options: SoftmaxOptions, shape: Sequence[int], input_dims: int, li
         return None
     check_like(options.bias_name, options.bias, options.like_name, like)
     return broadcastable(options.bias_name, options.bias, shape, input_dims)
+
+
+class SoftmaxArguments(NamedTuple):
+    """What the options are for the operators."""
+
+    bias: Tensor | None
+    sinks: Tensor | None
+    visibility: Visibility
+    softcap: float
+    mask_value: float
+
+
+def softmax_arguments(
+    options: SoftmaxOptions, shape: Sequence[int], input_dims: int, like: Tensor
+) -> SoftmaxArguments:
+    """The options checked against scores of ``shape`` = (*, H, Lq, Lk) and of the dtype and device of ``like``."""
+    return SoftmaxArguments(
+        full_bias(options, shape, input_dims, like),
+        full_sinks(options, shape, like),
+        visibility(shape, input_dims, like, options),
+        softcap_or_zero(options.softcap),
+        check_mask_value(options.mask_value),
+    )
 
 
 def full_sinks(options: SoftmaxOptions, shape: Sequence[int], like: Tensor) -> Tensor | None:

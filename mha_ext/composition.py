@@ -1,8 +1,9 @@
-"""Attention as the composition of its three steps: the public functions' arguments checked, cast and handed to the
-differentiable operators. A fused kernel takes the place of :func:`attention` here and nowhere else."""
+"""The public functions' arguments checked, cast and handed to the differentiable operators: the three steps, and
+attention, which is one fused operator where it can be and the three steps where it cannot."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from . import arguments as args
-from . import autograd
+from . import rules_fused, rules_steps
 from .arguments import SoftmaxOptions, without_heads
+from .autograd import needs_full
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")  # torch raises when asked about others, such as meta
 
@@ -39,7 +41,7 @@ def scores(query: Tensor, key: Tensor, scale: float | None, enable_gqa: bool) ->
     args.check_size("key", key, -1, query.shape[-1], "the head size of query")
     q, k = args.expand_together(("query", "key"), (args.with_heads(query), args.with_heads(key)))
     args.check_heads("key", k, "query", q, enable_gqa)
-    result = autograd.attention_scores(q, k, args.scale_or_default(scale, query.shape[-1]))
+    result = rules_steps.attention_scores(q, k, args.scale_or_default(scale, query.shape[-1]))
     return without_heads(result, query.dim())
 
 
@@ -50,14 +52,8 @@ def softmax(scores: Tensor, options: SoftmaxOptions) -> Tensor:
     scores, bias, sinks = _autocast(scores, options.bias, options.sinks)
     options = options._replace(bias=bias, sinks=sinks)
     full = args.with_heads(scores)
-    weights, _ = autograd.masked_softmax(
-        full,
-        args.full_bias(options, full.shape, scores.dim(), scores),
-        args.full_sinks(options, full.shape, scores),
-        *args.visibility(full.shape, scores.dim(), full, options),
-        args.softcap_or_zero(options.softcap),
-        args.check_mask_value(options.mask_value),
-    )
+    of = args.softmax_arguments(options, full.shape, scores.dim(), scores)
+    weights, _ = rules_steps.masked_softmax(full, of.bias, of.sinks, *of.visibility, of.softcap, of.mask_value)
     return without_heads(weights, scores.dim())
 
 
@@ -70,7 +66,7 @@ def weighted_sum(weights: Tensor, value: Tensor, enable_gqa: bool) -> Tensor:
     args.check_size("value", value, -2, weights.shape[-1], "the number of keys in weights")
     w, v = args.expand_together(("weights", "value"), (args.with_heads(weights), args.with_heads(value)))
     args.check_heads("value", v, "weights", w, enable_gqa)
-    return without_heads(autograd.weighted_sum(w, v, 1.0), weights.dim())
+    return without_heads(rules_steps.weighted_sum(w, v, 1.0), weights.dim())
 
 
 def _draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
@@ -79,53 +75,68 @@ def _draw_seed(device: torch.device, generator: torch.Generator | None) -> Tenso
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device, generator=generator)
 
 
-def _dropout_step(dropout: object, generator: torch.Generator | None) -> Callable[[Tensor], Tensor] | None:
-    """What dropout does to the weights; None: nothing."""
+def _probability_or_callable(dropout: object, generator: object) -> float | Callable[[Tensor], Tensor]:
+    """What dropout does to the weights: a probability, or a user's function."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
     if dropout is None:
-        return None
+        return 0.0
     if isinstance(dropout, nn.Dropout):
-        p = args.probability("dropout", dropout.p) if dropout.training else 0.0
-    elif callable(dropout):
+        return args.probability("dropout", dropout.p) if dropout.training else 0.0
+    if callable(dropout):
         return dropout
-    elif isinstance(dropout, Real) and not isinstance(dropout, bool):
-        p = args.probability("dropout", dropout)
-    else:
-        raise TypeError(
-            f"dropout must be None, a probability, an nn.Dropout or a callable, got {type(dropout).__name__}"
-        )
-    if p == 0.0:
-        return None
-
-    def drop(weights: Tensor) -> Tensor:
-        seed = _draw_seed(weights.device, generator)
-        return without_heads(autograd.dropout(args.with_heads(weights), seed, p), weights.dim())
-
-    return drop
+    if isinstance(dropout, Real) and not isinstance(dropout, bool):
+        return args.probability("dropout", dropout)
+    raise TypeError(f"dropout must be None, a probability, an nn.Dropout or a callable, got {type(dropout).__name__}")
 
 
-def _dropped(drop: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
-    """The weights after dropout, which may be a user's function: it must keep what it is given."""
-    result = drop(weights)
-    if not isinstance(result, Tensor):
-        raise TypeError(f"dropout must return a torch.Tensor, got {type(result).__name__}")
-    if result.shape != weights.shape or result.dtype != weights.dtype:
-        raise ValueError(
-            f"dropout must return weights of shape {tuple(weights.shape)} and {weights.dtype}, "
-            f"got {tuple(result.shape)} and {result.dtype}"
-        )
-    return result
+def _checked(drop: Callable[[Tensor], Tensor], dims: int) -> Callable[[Tensor], Tensor]:
+    """A user's dropout function for weights with all dimensions; it must keep what it is given."""
+
+    def dropped(full: Tensor) -> Tensor:
+        weights = without_heads(full, dims)
+        result = drop(weights)
+        if not isinstance(result, Tensor):
+            raise TypeError(f"dropout must return a torch.Tensor, got {type(result).__name__}")
+        if result.shape != weights.shape or result.dtype != weights.dtype:
+            raise ValueError(
+                f"dropout must return weights of shape {tuple(weights.shape)} and {weights.dtype}, "
+                f"got {tuple(result.shape)} and {result.dtype}"
+            )
+        return args.with_heads(result)
+
+    return dropped
 
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """What the steps could only say in terms of scores and weights."""
+    """Dtypes, devices and sizes that go together."""
     args.check_pair("key", key, "query", query)
     args.check_pair("value", value, "query", query)
     args.check_size("value", value, -2, key.shape[-2], "the number of keys")
     if query.dim() > 3:
         args.check_heads("key", key, "query", query, enable_gqa)
         args.check_heads("value", value, "query", query, enable_gqa)
+    else:
+        args.check_flag("enable_gqa", enable_gqa)
+
+
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool, need_weights: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """A call without further options, past all checks: the operator makes its own, in a tenth of their time, and for
+    small inputs that is most of the call. None: it is not for this shortcut, or the operator refuses it;
+    :func:`attention` then does it, or says what is wrong in the user's words."""
+    if torch.compiler.is_compiling() or needs_full() or torch.is_autocast_enabled("cpu"):
+        return None
+    try:
+        shape = query.shape
+        if len(shape) < 4 or not (enable_gqa or key.shape[-3] == shape[-3]):
+            return None
+        right = 0 if is_causal else args.UNBOUNDED
+        number = args.scale_or_default(scale, shape[-1])
+        return rules_fused.fused_attention(query, key, value, number, -math.inf, right, need_weights)
+    except (AttributeError, TypeError, ValueError, NotImplementedError, IndexError):
+        return None
 
 
 def attention(
@@ -136,14 +147,34 @@ def attention(
     dropout: object,
     scale: float | None,
     enable_gqa: bool,
+    need_weights: bool,
     generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The three steps, dropout between the last two; see :func:`mha_ext.attention`."""
+) -> tuple[Tensor, Tensor | None]:
+    """Output and weights (None unless needed); see :func:`mha_ext.attention`."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         args.check_float_tensor(name, x)
     query, key, value, bias, sinks = _autocast(query, key, value, options.bias, options.sinks)
     _check_inputs(query, key, value, enable_gqa)
-    drop = _dropout_step(dropout, generator)
-    weights = softmax(scores(query, key, scale, enable_gqa), options._replace(bias=bias, sinks=sinks))
-    weights = weights if drop is None else _dropped(drop, weights)
-    return weighted_sum(weights, value, enable_gqa), weights
+    drop = _probability_or_callable(dropout, generator)
+    args.check_size("key", key, -1, query.shape[-1], "the head size of query")
+    dims = query.dim()
+    q, k = args.expand_together(("query", "key"), (args.with_heads(query), args.with_heads(key)))
+    scale = args.scale_or_default(scale, query.shape[-1])
+    shape = (*q.shape[:-1], k.shape[-2])
+    of = args.softmax_arguments(options._replace(bias=bias, sinks=sinks), shape, dims, query)
+    k, v = args.same_heads(k, args.with_heads(value))
+    together = args.expand_together(("query", "key", "value"), (q, k, v))
+
+    p = 0.0 if callable(drop) else drop
+    seed = _draw_seed(query.device, generator) if p else None
+    mask, key_lengths, causal_offsets, left, right, offset = of.visibility
+    first = (scale, of.mask_value, right)
+    rest = (of.bias, of.sinks, mask, key_lengths, causal_offsets, seed, left, offset, of.softcap, p)
+    # The value's entries may share weights (and their dropout) that query and key have fewer of.
+    shared = together[0].shape != q.shape and (need_weights or p > 0)
+    if callable(drop) or shared or needs_full():
+        drop_step = _checked(drop, dims) if callable(drop) else None
+        output, weights = rules_fused.by_steps(q, k, together[2], *first, *rest, drop_step)
+    else:
+        output, weights = rules_fused.fused_attention(*together, *first, need_weights, *rest)
+    return without_heads(output, dims), without_heads(weights, dims) if need_weights else None

@@ -200,10 +200,17 @@ def attention(
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, https://arxiv.org/abs/1706.03762
     """
-    options = SoftmaxOptions(mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value)
     args.check_flag("need_weights", need_weights)
-    output, weights = composition.attention(query, key, value, options, dropout, scale, enable_gqa, generator)
-    return output, (weights if need_weights else None)
+    if (
+        mask is None and dropout is None and bias is None and window is None and causal_offset is None
+        and key_lengths is None and softcap is None and sinks is None and generator is None
+        and mask_value == NEG_INF and type(is_causal) is type(enable_gqa) is bool
+    ):  # fmt: skip
+        results = composition.plain_attention(query, key, value, is_causal, scale, enable_gqa, need_weights)
+        if results is not None:
+            return results
+    options = SoftmaxOptions(mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value)
+    return composition.attention(query, key, value, options, dropout, scale, enable_gqa, need_weights, generator)
 
 
 def scaled_dot_product_attention(
@@ -244,6 +251,10 @@ def scaled_dot_product_attention(
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
     """
+    if attn_mask is None and type(dropout_p) is float and dropout_p == 0.0 and type(is_causal) is type(enable_gqa) is bool:
+        results = composition.plain_attention(query, key, value, is_causal, scale, enable_gqa, False)
+        if results is not None:
+            return results[0]
     dropout = args.probability("dropout_p", dropout_p)
     options = SoftmaxOptions(is_causal=is_causal, mask_name="attn_mask", bias_name="attn_mask")
     if attn_mask is not None:
@@ -252,7 +263,7 @@ def scaled_dot_product_attention(
         scale = float(scale)
     if not enable_gqa:
         query, key, value = _heads_together(query, key, value)
-    output, _ = composition.attention(query, key, value, options, dropout, scale, enable_gqa)
+    output, _ = composition.attention(query, key, value, options, dropout, scale, enable_gqa, need_weights=False)
     return output
 
 

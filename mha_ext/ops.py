@@ -19,6 +19,8 @@ weighted_sum_over_queries = torch.ops.mha_ext.weighted_sum_over_queries.default
 masked_softmax = torch.ops.mha_ext.masked_softmax.default
 masked_softmax_backward = torch.ops.mha_ext.masked_softmax_backward.default
 sum_over = torch.ops.mha_ext.sum_over.default
+fused_attention = torch.ops.mha_ext.fused_attention.default
+fused_attention_backward = torch.ops.mha_ext.fused_attention_backward.default
 dropout = torch.ops.mha_ext.dropout.default
 keep_mask = torch.ops.mha_ext.keep_mask.default
 
@@ -28,7 +30,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-# Every kernel writes a new contiguous tensor, so new_empty has the right strides.
+# Every kernel writes a new contiguous tensor, so new_empty has the right strides; see _in_order_of for the exception.
 
 
 def _check_devices(*tensors: object) -> None:
@@ -91,6 +93,66 @@ def _(
 @torch.library.register_fake("mha_ext::sum_over")
 def _(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)])
+
+
+def _in_order_of(like: Tensor, columns: int) -> Tensor:
+    """New (*, heads, length, columns) in the memory order of ``like``: heads inside length where they are there."""
+    *leading, heads, length, _ = like.shape
+    if like.stride(-3) < like.stride(-2) and heads > 1 and length > 1:
+        return like.new_empty(*leading, length, heads, columns).transpose(-3, -2)
+    return like.new_empty(*leading, heads, length, columns)
+
+
+def _row_values(query: Tensor) -> Tensor:
+    return query.new_empty(query.shape[:-1], dtype=accumulation_dtype(query.dtype))
+
+
+@torch.library.register_fake("mha_ext::fused_attention")
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    mask_value: float,
+    window_right: int,
+    need_weights: bool,
+    need_statistics: bool,
+    *options: object,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    _check_devices(query, key, value, *options)
+    weights = query.new_empty(*query.shape[:-1], key.shape[-2]) if need_weights else None
+    row_max, row_sum = (_row_values(query), _row_values(query)) if need_statistics else (None, None)
+    return _in_order_of(query, value.shape[-1]), weights, row_max, row_sum
+
+
+@torch.library.register_fake("mha_ext::fused_attention_backward")
+def _(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    row_max: Tensor,
+    row_sum: Tensor,
+    scale: float,
+    mask_value: float,
+    window_right: int,
+    want_query: bool,
+    want_key: bool,
+    want_value: bool,
+    want_bias: bool,
+    grad_weights: Tensor | None = None,
+    weights: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    *options: object,
+) -> tuple[Tensor | None, ...]:
+    tensors = (grad_output, query, key, value, output, row_max, row_sum, grad_weights, weights, bias, sinks, *options)
+    _check_devices(*tensors)
+    wanted = ((query, want_query), (key, want_key), (value, want_value))
+    grads = [_in_order_of(x, x.shape[-1]) if want else None for x, want in wanted]
+    grad_bias = bias.new_empty(bias.shape) if want_bias and bias is not None else None
+    return *grads, grad_bias, None if sinks is None else _row_values(query)
 
 
 @torch.library.register_fake("mha_ext::dropout")

@@ -18,6 +18,8 @@ CORE = (
     "masked_softmax",
     "weighted_sum",
     "attention",
+    "fused",
+    "fused_hard",
     "dropout",
     "gradients",
     "hard_inputs",
@@ -38,19 +40,21 @@ def pytest_collection_modifyitems(items):
             item.add_marker("core")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """A failure names the level that was in use."""
+    report = yield
+    if report.failed:
+        report.sections.append(("ISA level", mha_ext.isa()))
+    return report
+
+
 @pytest.fixture(params=LEVELS)
 def isa(request, leave_torch_as_found):
     """Run the test on one ISA level, or skip it where the machine lacks that level."""
     here = mha_ext.supported_isas()
     if request.param not in here:
         pytest.skip(f"ISA level {request.param} is absent: this machine and MHA_EXT_ISA leave {', '.join(here)}")
-    mha_ext.set_isa(request.param)
-    return request.param
-
-
-@pytest.fixture(params=list(dict.fromkeys([mha_ext.supported_isas()[0], mha_ext.supported_isas()[-1]])))
-def outer_isa(request, leave_torch_as_found):
-    """Run the test on the lowest and on the highest level: for what costs much and depends little on the level."""
     mha_ext.set_isa(request.param)
     return request.param
 

@@ -54,13 +54,15 @@ class SoftmaxMagnitudes:
     def weights(self):
         return self.p_error.shaped(self.score_shape)
 
-    def backward(self, dp, dp_error):
-        """dL/dweights -> (|ds|, error of ds, magnitudes of the gradients of bias and sinks)."""
+    def backward(self, dp, dp_error, delta_error):
+        """dL/dweights -> (|ds|, error of ds, magnitudes of the gradients of bias and sinks). `delta_error`: of
+        sum p dp, beyond what p and dp bring, where it comes from results that were stored."""
         p, grads = self.p, {}
         dx = p * (dp - row_sum(p * dp))
         size = dp.abs() + row_sum(p * dp.abs())
         dx_error = self.p_error.map(lambda e: e * size + p * row_sum(e * dp.abs()))
         dx_error = dx_error + dp_error.map(lambda e: p * (e + row_sum(p * e))) + dx.abs()
+        dx_error = dx_error + delta_error.map(lambda e: p * e)
         if self.bias is not None:
             grads["bias"] = Magnitudes(
                 *(e.reshape(self.score_shape).sum_to_size(self.bias.shape) for e in dx_error.both)
@@ -71,6 +73,7 @@ class SoftmaxMagnitudes:
                 self.p_error.map(lambda e: p_sink * (e * dp.abs()).sum(-1))
                 + dp_error.map(lambda e: p_sink * (p * e).sum(-1))
                 + self.x_error.map(lambda e: p_sink * (p * dp.abs() * (1 + e)).sum(-1))
+                + delta_error.map(lambda e: p_sink * e.squeeze(-1))
             )
             grads["sinks"] = Magnitudes(*(e.sum((0, 2)) for e in rows.both))
         if self.softcap is None:
@@ -122,6 +125,7 @@ class AttentionMagnitudes:
         self.w = self.softmax.p * self.drop
         self.w_error = self.softmax.p_error.map(lambda e: e * self.drop)
         self.weights = self.w_error.shaped(score_shape)
+        self.o = self.w @ self.v
         size = self.w @ self.v.abs()
         self.output = (self.w_error.map(lambda e: e @ self.v.abs()) + size).shaped((*query.shape[:-1], value.shape[-1]))
 
@@ -131,7 +135,9 @@ class AttentionMagnitudes:
         extra = torch.zeros(()).double() if grad_weights is None else as_heads(grad_weights.double())
         dp = (do @ self.v.mT + extra) * self.drop
         dp_error = Errors(dp.abs(), (do.abs() @ self.v.abs().mT + extra.abs()) * self.drop)
-        ds, ds_error, grads = self.softmax.backward(dp, dp_error)
+        # The fused backward takes sum p dp from the stored results, dO . O + dW . W.
+        delta = row_sum(do.abs() * self.o.abs()) + row_sum(extra.abs() * self.w)
+        ds, ds_error, grads = self.softmax.backward(dp, dp_error, Errors(delta, delta))
         ds_error = ds_error + ds
         grads["value"] = self.over_keys("value", self.w_error + self.w, do)
         grads["query"] = ds_error.map(lambda e: self.scale * (e @ self.k.abs())).shaped(self.shapes["query"])

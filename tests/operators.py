@@ -20,6 +20,15 @@ def names():
     return sorted({name.removeprefix("mha_ext::").split(".")[0] for name in found if name.startswith("mha_ext::")})
 
 
+def fused_backward(first, options, grad_output, grad_weights, wanted):
+    """Arguments of the backward that belong to a call of the forward. Row max and row sum must be the forward's own."""
+    output, weights, row_max, row_sum = torch.ops.mha_ext.fused_attention(*first, True, True, *options)
+    weights = None if grad_weights is None else weights
+    query, key, value, *numbers = first
+    statistics = (output, row_max, row_sum)
+    return (grad_output, query, key, value, *statistics, *numbers, *wanted, grad_weights, weights, *options)
+
+
 def samples(sizes, layout, dtype=torch.float32):
     """{operator: [argument tuples]}: with all optional tensors and with none, and grouped heads where they can be."""
     batch, heads, lq, lk, d, dv = sizes
@@ -40,6 +49,10 @@ def samples(sizes, layout, dtype=torch.float32):
     sink_rows = torch.rand(batch, heads, lq, dtype=wide)
     nothing = (None, None, None, UNBOUNDED, UNBOUNDED, 0)
     everything = (mask, lengths, offsets, 3, 1, 1)
+    fused = (
+        ((query, key, value, 0.5, float("-inf"), UNBOUNDED), (None,) * 6 + (UNBOUNDED, 0, 0.0, 0.0)),
+        ((query, key, value, 0.5, -3.0, 1), (bias, sinks, mask, lengths, offsets, torch.tensor(-5), 3, 1, 1.5, 0.3)),
+    )
     return {
         "attention_scores": [(query, key, 0.5)],
         "attention_scores_out": [(query, key, 0.5, torch.zeros(batch, heads, lq, lk, dtype=dtype))],
@@ -54,6 +67,16 @@ def samples(sizes, layout, dtype=torch.float32):
             (weights, scores, None, None, None, *nothing, 0.0, float("-inf"), False),
             (weights, scores, sink_rows, None, scores, *everything, 1.5, -3.0, True),
             (weights, scores, sink_rows, sink_rows, None, *everything, 0.0, -3.0, False),
+        ],
+        "fused_attention": [
+            (*fused[0][0], False, False),
+            (*fused[0][0], True, False, *fused[0][1]),
+            (*fused[1][0], True, True, *fused[1][1]),
+        ],
+        "fused_attention_backward": [
+            fused_backward(*fused[0], x, None, (True, True, True, False)),
+            fused_backward(*fused[1], x, scores, (True, True, True, True)),
+            fused_backward(*fused[1], x, None, (False, False, False, True)),
         ],
         "sum_over": [(scores, [0]), (scores, [1, 3]), (scores, [0, 1, 2, 3])],
         "dropout": [(weights, torch.tensor(5), 0.3), (weights, torch.tensor(-5), 1.0)],

@@ -1,10 +1,14 @@
-"""torch.compile(fullgraph=True) forward and training, dynamic shapes, export: eager results, no graph break."""
+"""torch.compile(fullgraph=True) forward and training, dynamic shapes, export: eager results, no graph break.
+
+No level of the instruction set shows in a graph: it is compiled once and then runs on every level.
+"""
 
 import differentiable
 import pytest
 import torch
 from cases import Case
 from compare import expected
+from levels import each_level
 from tolerances import assert_rounding_only
 from torch import func
 
@@ -41,19 +45,24 @@ def trained(call, function):
     return torch.autograd.grad(loss_of(call(*leaves)), leaves)
 
 
+def check_on_every_level(compiled, function):
+    for _ in each_level():
+        got, want = compiled(*function.inputs), function.call(*function.inputs)
+        assert_rounding_only(got, want, function.inputs, str(function))
+        got, want = trained(compiled, function), trained(function.call, function)
+        assert_rounding_only(got, want, function.inputs, str(function))
+
+
 @pytest.mark.parametrize("function", FUNCTIONS, ids=str)
 def test_aot_eager(function):
     compiled = torch.compile(function.call, backend="aot_eager", fullgraph=True)
-    assert_rounding_only(compiled(*function.inputs), function.call(*function.inputs), function.inputs, str(function))
-    assert_rounding_only(trained(compiled, function), trained(function.call, function), function.inputs, str(function))
+    check_on_every_level(compiled, function)
 
 
-@pytest.mark.usefixtures("outer_isa")
 @pytest.mark.parametrize("function", FEW, ids=str)
 def test_inductor(function):
     compiled = torch.compile(function.call, fullgraph=True)
-    assert_rounding_only(compiled(*function.inputs), function.call(*function.inputs), function.inputs, str(function))
-    assert_rounding_only(trained(compiled, function), trained(function.call, function), function.inputs, str(function))
+    check_on_every_level(compiled, function)
 
 
 def with_everything(query, key, value, mask, bias, sinks, lengths):
@@ -84,11 +93,12 @@ def test_dynamic_shapes(backend):
             query, key, value, o = case.build()
             leaves = [x.requires_grad_() for x in (query, key, value)]
             given = (*leaves, o["mask"], o["bias"].requires_grad_(), o["sinks"].requires_grad_(), o["key_lengths"])
-            got, want = compiled(*given), with_everything(*given)
-            assert_rounding_only(got, want, leaves, str(case))
             wrt = [*leaves, given[4], given[5]]
-            grads, right = (torch.autograd.grad(loss_of(r), wrt) for r in (got, want))
-            assert_rounding_only(grads, right, leaves, str(case))
+            for _ in each_level():
+                got, want = compiled(*given), with_everything(*given)
+                assert_rounding_only(got, want, leaves, str(case))
+                grads, right = (torch.autograd.grad(loss_of(r), wrt) for r in (got, want))
+                assert_rounding_only(grads, right, leaves, str(case))
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -100,10 +110,12 @@ def test_one_tensor_as_query_key_and_value(training):
     def call(x):
         return mha_ext.attention(x, x, x, is_causal=True)
 
-    got, want = torch.compile(call, backend="aot_eager", fullgraph=True)(x), call(x)
-    assert_rounding_only(got, want, (x, x, x))
-    if training:
-        assert_rounding_only(*(torch.autograd.grad(loss_of(r), x) for r in (got, want)), (x, x, x))
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for _ in each_level():
+        got, want = compiled(x), call(x)
+        assert_rounding_only(got, want, (x, x, x))
+        if training:
+            assert_rounding_only(*(torch.autograd.grad(loss_of(r), x) for r in (got, want)), (x, x, x))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -112,27 +124,29 @@ def test_dropout(backend):
     query, key, value, _ = Case(dtype=torch.float64, lq=33, lk=40).build()
     value.requires_grad_()
     compiled = torch.compile(lambda q, k, v: mha_ext.attention(q, k, v, dropout=0.5), backend=backend, fullgraph=True)
-    output, weights = compiled(query, key, value)
-    undropped = mha_ext.attention(query, key, value)[1]
-    kept = weights != 0
-    assert 0 < kept.double().mean() < 1
-    assert_rounding_only(weights[kept], 2 * undropped.detach()[kept], (query, key))
-    (grad,) = torch.autograd.grad(output.sum(), value)
-    assert_rounding_only(grad, weights.detach().sum(-2)[..., None].expand_as(grad), (query, key, value))
-    again = compiled(query, key, value)[1]
-    assert not torch.equal(again != 0, kept)
+    for _ in each_level():
+        output, weights = compiled(query, key, value)
+        undropped = mha_ext.attention(query, key, value)[1]
+        kept = weights != 0
+        assert 0 < kept.double().mean() < 1
+        assert_rounding_only(weights[kept], 2 * undropped.detach()[kept], (query, key))
+        (grad,) = torch.autograd.grad(output.sum(), value)
+        assert_rounding_only(grad, weights.detach().sum(-2)[..., None].expand_as(grad), (query, key, value))
+        again = compiled(query, key, value)[1]
+        assert not torch.equal(again != 0, kept)
 
 
 def test_aot_eager_draws_the_seed_eager_draws():
     query, key, value, _ = Case(lq=33, lk=40).build()
     call = lambda q, k, v: mha_ext.attention(q, k, v, dropout=0.5)[1]  # noqa: E731
-    torch.manual_seed(1)
-    eager = call(query, key, value)
-    torch.manual_seed(1)
-    assert torch.equal(torch.compile(call, backend="aot_eager", fullgraph=True)(query, key, value), eager)
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for _ in each_level():
+        torch.manual_seed(1)
+        eager = call(query, key, value)
+        torch.manual_seed(1)
+        assert torch.equal(compiled(query, key, value), eager)
 
 
-@pytest.mark.usefixtures("outer_isa")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_low_precision_by_the_tolerance_rule(dtype, backend):
@@ -140,8 +154,9 @@ def test_low_precision_by_the_tolerance_rule(dtype, backend):
     query, key, value, options = case.build()
     compiled = torch.compile(lambda q, k, v: mha_ext.attention(q, k, v, **options), backend=backend, fullgraph=True)
     right = expected(case)
-    for name, got, n in zip(("output", "weights"), compiled(query, key, value), (0, 1), strict=True):
-        right.same(name, got, right.want[n], right.plain[n])
+    for _ in each_level():
+        for name, got, n in zip(("output", "weights"), compiled(query, key, value), (0, 1), strict=True):
+            right.same(name, got, right.want[n], right.plain[n])
 
 
 @pytest.mark.parametrize("module", ["attention", "multi_head"])
@@ -151,10 +166,12 @@ def test_modules(module):
     x = torch.randn(2, 5, 16, dtype=torch.float64)
     mask = torch.tril(torch.ones(5, 5))
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    assert_rounding_only(compiled(x, x, x, mask), layer(x, x, x, mask), (x, x, x))
-    if module == "multi_head":
-        grads = [torch.autograd.grad(loss_of(f(x, x, x, mask)), list(layer.parameters())) for f in (compiled, layer)]
-        assert_rounding_only(*grads, (x, *layer.parameters()))
+    for _ in each_level():
+        assert_rounding_only(compiled(x, x, x, mask), layer(x, x, x, mask), (x, x, x))
+        if module == "multi_head":
+            weights = list(layer.parameters())
+            grads = [torch.autograd.grad(loss_of(f(x, x, x, mask)), weights) for f in (compiled, layer)]
+            assert_rounding_only(*grads, (x, *weights))
 
 
 TRANSFORMED = {
@@ -173,7 +190,8 @@ def test_transforms_inside(name):
     inputs = function.inputs if "vmap" not in name else tuple(torch.stack([x, -x]) for x in function.inputs)
     transformed = TRANSFORMED[name](function.call)
     compiled = torch.compile(transformed, backend="aot_eager", fullgraph=True)
-    assert_rounding_only(compiled(*inputs), transformed(*inputs), inputs, name)
+    for _ in each_level():
+        assert_rounding_only(compiled(*inputs), transformed(*inputs), inputs, name)
 
 
 class Exported(torch.nn.Module):
@@ -195,9 +213,10 @@ def test_export(strict, dynamic):
     program = torch.export.export(Exported(), inputs(5, 7), strict=strict, dynamic_shapes=shapes)
     for sizes in ((5, 7), (9, 4)) if dynamic else ((5, 7),):
         given = inputs(*sizes)
-        assert_rounding_only(program.module()(*given), Exported()(*given), given[:3])
+        for _ in each_level():
+            assert_rounding_only(program.module()(*given), Exported()(*given), given[:3])
     operators = {str(node.target) for node in program.graph.nodes}
-    assert "mha_ext.masked_softmax.default" in operators
+    assert "mha_ext.fused_attention.default" in operators
 
 
 def test_fake_tensors_see_the_layout():
@@ -218,8 +237,9 @@ def test_symbolic_numbers():
         return mha_ext.attention(q, q, q, is_causal=True, scale=scale, softcap=softcap, mask_value=mask_value)
 
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=True)
-    for x in (0.5, 0.75, 1.25):
-        assert_rounding_only(compiled(query, x, x + 1, -x), call(query, x, x + 1, -x), (query,))
+    for _ in each_level():
+        for x in (0.5, 0.75, 1.25):
+            assert_rounding_only(compiled(query, x, x + 1, -x), call(query, x, x + 1, -x), (query,))
 
 
 def test_mask_value_beyond_float16_in_a_compiled_transform():

@@ -4,21 +4,24 @@ import differentiable
 import pytest
 import torch
 from cases import Case
+from levels import highest_level_only
 from tolerances import assert_rounding_only
 from torch.autograd import forward_ad as fwAD
 from torch.autograd import gradcheck, gradgradcheck
 
 import mha_ext
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 every_function = pytest.mark.parametrize("function", differentiable.ALL, ids=str)
 
 
+@highest_level_only
 @every_function
 def test_gradcheck_forward_every_entry(function):
     assert gradcheck(function.call, function.leaves(), check_forward_ad=True, check_backward_ad=False)
 
 
-@pytest.mark.usefixtures("isa")
 @every_function
 def test_gradcheck_forward(function):
     """fast_mode projects on one random direction."""
@@ -38,7 +41,6 @@ def test_gradcheck_batched_forward(function):
     )  # vmaps the whole call; random calls may not be vmapped there
 
 
-@pytest.mark.usefixtures("isa")
 @every_function
 def test_forward_over_reverse(function):
     assert gradgradcheck(function.call, function.leaves(), check_fwd_over_rev=True, fast_mode=True)
@@ -65,13 +67,13 @@ def test_tangent_on_one_input_alone(name):
 
 
 def test_no_tangent_no_cost_in_accuracy():
-    """Inside a dual level, calls without tangents give the same bits as outside."""
-    query, key, value, _ = Case().build()
+    """Inside a dual level the three steps run; calls without tangents differ by rounding alone from those outside."""
+    query, key, value, _ = Case(dtype=torch.float64).build()
     outside = mha_ext.attention(query, key, value)
     with fwAD.dual_level():
         inside = mha_ext.attention(query, key, value)
         assert all(fwAD.unpack_dual(x).tangent is None for x in inside)
-    assert all(torch.equal(a, b) for a, b in zip(outside, inside, strict=True))
+    assert_rounding_only(inside, outside, (query, key, value))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -12,6 +12,8 @@ from torch.autograd import forward_ad as fwAD
 
 import mha_ext
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 every_function = pytest.mark.parametrize("function", differentiable.ALL, ids=str)
 
 
@@ -28,7 +30,6 @@ def arguments(function):
     return tuple(range(len(function.inputs)))
 
 
-@pytest.mark.usefixtures("isa")
 @every_function
 def test_grad(function):
     got, want = (
@@ -37,7 +38,6 @@ def test_grad(function):
     assert_rounding_only(got, want, function.inputs, str(function))
 
 
-@pytest.mark.usefixtures("isa")
 @every_function
 def test_jvp(function):
     tangents = tuple(torch.randn_like(x) for x in function.inputs)
@@ -105,7 +105,6 @@ def test_reverse_over_forward(function):
     assert_rounding_only(got, want, function.inputs, str(function))
 
 
-@pytest.mark.usefixtures("isa")
 @every_function
 def test_vmap_over_everything(function):
     """A new leading dimension on every input, at dimension 0 or last."""

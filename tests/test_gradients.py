@@ -5,10 +5,13 @@ import pytest
 import torch
 from cases import DTYPES, Case
 from compare import check_attention
+from levels import highest_level_only
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 import mha_ext
+
+pytestmark = pytest.mark.usefixtures("isa")
 
 every_function = pytest.mark.parametrize("function", differentiable.ALL, ids=str)
 
@@ -19,14 +22,12 @@ def test_gradcheck(function):
     assert gradcheck(function.call, function.leaves(), check_undefined_grad=True)
 
 
-@pytest.mark.usefixtures("isa")
 @every_function
 def test_batched_gradients(function):
     """vmap over the backward, as torch.autograd.grad(is_grads_batched=True) runs it."""
     assert gradcheck(function.call, function.leaves(), check_batched_grad=True, fast_mode=True)
 
 
-@pytest.mark.usefixtures("isa")
 @every_function
 def test_gradgradcheck(function):
     assert gradgradcheck(function.call, function.leaves(), fast_mode=True)
@@ -37,6 +38,7 @@ SLOW = [
 ]
 
 
+@highest_level_only
 @pytest.mark.parametrize("function", SLOW, ids=str)
 def test_gradgradcheck_every_entry(function):
     """fast_mode projects on one random direction; here every entry of the Jacobian is compared."""
@@ -72,7 +74,6 @@ def test_third_derivative():
 LOW = [d for d in DTYPES if d != torch.float64]
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize(
     "options",

@@ -6,6 +6,8 @@ import torch
 
 import mha_ext
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 TENSOR_OPERATORS = operators.names()
 
 

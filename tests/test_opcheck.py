@@ -1,44 +1,57 @@
-"""torch.library.opcheck on every operator: schema, fake (shapes, dtypes and strides), and AOT dispatch."""
+"""torch.library.opcheck on every operator and level: schema, fake (shapes, dtypes and strides), and AOT dispatch."""
 
 import operators
 import pytest
 import torch
 from cases import DTYPES, LAYOUTS
+from levels import each_level
+
+EVERY_OPERATOR = pytest.mark.parametrize("name", operators.names())
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+TRACE = "test_aot_dispatch_dynamic"  # the same on every level, and 20 times as dear as the others together
 
 
 def call(name):
     return getattr(torch.ops.mha_ext, name).default
 
 
-def check(name, sizes, layout, dtype=torch.float32):
+def check(name, sizes, layout, dtype=torch.float32, checks=CHECKS):
     for arguments in operators.samples(operators.SHAPES[sizes], layout, dtype)[name]:
-        torch.library.opcheck(call(name), arguments, raise_exception=True)
+        torch.library.opcheck(call(name), arguments, test_utils=checks, raise_exception=True)
 
 
 def test_every_operator_has_samples():
     assert set(operators.samples(operators.SHAPES["usual"], "contiguous")) == set(operators.names())
 
 
+def check_on_every_level(name, sizes, layout):
+    """The trace once, the rest on every level."""
+    check(name, sizes, layout, checks=TRACE)
+    for _ in each_level():
+        check(name, sizes, layout)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", operators.names())
+@EVERY_OPERATOR
 def test_layouts(name, layout):
-    check(name, "usual", layout)
+    check_on_every_level(name, "usual", layout)
 
 
 @pytest.mark.parametrize("sizes", [s for s in operators.SHAPES if s != "usual"])
-@pytest.mark.parametrize("name", operators.names())
+@EVERY_OPERATOR
 def test_sizes(name, sizes):
-    check(name, sizes, "contiguous")
+    check_on_every_level(name, sizes, "contiguous")
 
 
-@pytest.mark.usefixtures("outer_isa")
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", operators.names())
+@EVERY_OPERATOR
 def test_dtypes(name, dtype):
-    check(name, "usual", "contiguous", dtype)
+    check(name, "usual", "contiguous", dtype, checks=(*CHECKS, TRACE))
 
 
-@pytest.mark.parametrize("name", operators.names())
+@pytest.mark.usefixtures("isa")
+@EVERY_OPERATOR
 def test_results_on_meta_tensors(name):
     """Shapes, strides and dtypes on the meta device are those of the CPU, for permuted inputs too."""
     for layout in LAYOUTS:
@@ -56,6 +69,7 @@ def split_names(out):
     return [name for name in operators.names() if name.endswith("_out") == out]
 
 
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", split_names(out=False))
 def test_results_do_not_alias_inputs(name):
     arguments = operators.samples(operators.SHAPES["usual"], "contiguous")[name][0]
@@ -66,6 +80,7 @@ def test_results_do_not_alias_inputs(name):
         assert all(r.data_ptr() != a.data_ptr() for a in arguments if isinstance(a, torch.Tensor))
 
 
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", split_names(out=True))
 def test_out_is_all_that_is_written(name):
     """The result stands in `out`, bit for bit that of the operator without it, and no other argument changes."""

@@ -7,6 +7,8 @@ import torch
 
 from mha_ext import reference
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 BAD_TENSORS = {
     "rank_0": lambda x: x.flatten()[:1].reshape(()),
     "rank_1": lambda x: x.flatten(),
@@ -43,6 +45,19 @@ FITS = {
     ("masked_softmax", "causal_offsets"): {"rank_2"},
     ("masked_softmax_backward", "key_lengths"): {"rank_2"},
     ("masked_softmax_backward", "causal_offsets"): {"rank_2"},
+    ("fused_attention", "query"): {"one_row_more", "three_heads"},
+    ("fused_attention", "value"): {"one_column_more"},
+    **{
+        (operator, parameter): fits
+        for operator in ("fused_attention", "fused_attention_backward")
+        for parameter, fits in (
+            ("bias", {"batch_of_3"}),
+            ("sinks", {"batch_of_3", "one_row_more", "rank_2"}),
+            ("key_lengths", {"rank_2"}),
+            ("causal_offsets", {"rank_2"}),
+            ("seed", {"rank_0", "rank_1"}),
+        )
+    },
     ("sum_over", "x"): {*ANY_SIZE, "rank_1", "rank_2", "empty"},
     ("dropout", "weights"): ANY_SIZE,
     ("dropout", "seed"): {"rank_0", "rank_1"},
@@ -60,6 +75,18 @@ def error_of(op, arguments):
     return None
 
 
+def attention_by_reference(q, k, v, scale, mask_value, right, need_weights, _, *options):
+    """Output and weights by the three steps of reference.py."""
+    bias, sinks, mask, lengths, offsets, seed, left, offset, softcap, p = options or (*[None] * 6, 2**63 - 1, 0, 0, 0)
+    scores = reference.attention_scores(q, k, scale)
+    weights, _ = reference.masked_softmax(
+        scores, bias, sinks, mask, lengths, offsets, left, right, offset, softcap, mask_value
+    )
+    if p:
+        weights = weights * oracle.keep_mask(int(seed), p, tuple(weights.shape)) / (1 - p)
+    return reference.weighted_sum(weights, v), weights if need_weights else None
+
+
 def right_answer(name, arguments):
     """The operator in plain torch and float64 (dropout: from the oracle's bits)."""
     wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
@@ -71,6 +98,8 @@ def right_answer(name, arguments):
         weights, seed, p = wide
         kept = oracle.keep_mask(int(seed), p, tuple(weights.shape))
         return (torch.where(kept, weights / (1 - p) if p < 1 else 0.0, 0.0),)
+    if name == "fused_attention":
+        return attention_by_reference(*wide)
     results = getattr(reference, name)(*wide)
     return results if isinstance(results, tuple) else (results,)
 
@@ -78,6 +107,7 @@ def right_answer(name, arguments):
 def assert_right(results, name, arguments, about):
     """Each number is off by at most one unit of the largest for each number that went in: no stray memory got in."""
     terms = sum(a.numel() for a in arguments if isinstance(a, torch.Tensor))
+    results = results[:2] if name == "fused_attention" else results  # row max and row sum are the backward's business
     for got, want in zip(results, right_answer(name, arguments), strict=True):
         if want is None:
             assert got is None, about
@@ -94,6 +124,8 @@ def may_fit(name, sample, n, how):
     """FITS, less what the rest of the sample rules out: other tensors of the old size, sums over missing dimensions."""
     if name == "masked_softmax" and n == 0:
         return how in ANY_SIZE and sample[1] is None
+    if name == "fused_attention" and n == 0 and len(sample) > 8 and sample[8] is not None:  # a bias of as many heads
+        return False
     if name == "sum_over" and how in ("rank_1", "rank_2", "empty"):
         return max(sample[1]) < {"rank_1": 1, "empty": 1, "rank_2": 2}[how]
     parameter = getattr(torch.ops.mha_ext, name).default._schema.arguments[n].name

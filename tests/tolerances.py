@@ -63,6 +63,7 @@ def assert_rounding_only(got, want, inputs, about=""):
     """Two float64 ways to one number: off by at most one unit of the largest value for each number that went in."""
     got, want = (tuple(x) if isinstance(x, (tuple, list)) else (x,) for x in (got, want))
     terms = sum(x.numel() for x in inputs)
+    about = f"{about} (ISA {mha_ext.isa()})"
     for n, (mine, other) in enumerate(zip(got, want, strict=True)):
         assert mine.shape == other.shape, (
             f"{about}: result {n} has shape {tuple(mine.shape)}, want {tuple(other.shape)}"

@@ -51,6 +51,12 @@ struct FusedBackward : Attention {
   Output grad_query, grad_key, grad_value;  // each optional
   Output grad_sink_rows;                    // optional; one per query, accumulation type: -p_s delta
   Output grad_bias;                         // optional; stride 0 where the bias is broadcast: summed there
+  // For grad_query, grad_key and grad_value (backward_plan.h): the wave at hand, and room for sums that go on from one
+  // wave to the next.
+  int64_t wave = 0;
+  void* workspace = nullptr;
+
+  double work() const { return 2.0 * batch.count() * queries * keys * (3 * head_dim + 2 * value_dim); }
 };
 
 }  // namespace mha

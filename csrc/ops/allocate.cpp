@@ -1,5 +1,7 @@
 #include "allocate.h"
 
+#include <utility>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -20,15 +22,17 @@ void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t byt
 #endif
 }
 
-}  // namespace
-
-Tensor allocate(const std::vector<int64_t>& shape, ScalarType type) {
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size());
   int64_t stride = 1;
   for (size_t d = shape.size(); d-- > 0;) {
     strides[d] = stride;
     stride *= shape[d] > 1 ? shape[d] : 1;
   }
+  return strides;
+}
+
+Tensor allocate(const std::vector<int64_t>& shape, const std::vector<int64_t>& strides, ScalarType type) {
   // The shim function itself: torch::stable::empty goes through the dispatcher by name, at 0.5 us a tensor.
   AtenTensorHandle handle;
   const AOTITorchError error =
@@ -40,6 +44,25 @@ Tensor allocate(const std::vector<int64_t>& shape, ScalarType type) {
   Tensor t(handle);
   if (t.numel() > 0) advise_huge_pages(t.mutable_data_ptr(), t.numel() * t.element_size());
   return t;
+}
+
+}  // namespace
+
+Tensor allocate(const std::vector<int64_t>& shape, ScalarType type) {
+  return allocate(shape, contiguous_strides(shape), type);
+}
+
+Tensor allocate_in_order_of(const Tensor& like, int64_t columns) {
+  std::vector<int64_t> shape = shape_with_tail(like, 1, {columns});
+  const size_t head = shape.size() - 3, length = head + 1;
+  const bool heads_inside =
+      shape[head] > 1 && shape[length] > 1 && like.stride(head) < like.stride(length);
+  if (!heads_inside) return allocate(shape, like.scalar_type());
+  std::swap(shape[head], shape[length]);
+  std::vector<int64_t> strides = contiguous_strides(shape);
+  std::swap(shape[head], shape[length]);
+  std::swap(strides[head], strides[length]);
+  return allocate(shape, strides, like.scalar_type());
 }
 
 std::vector<int64_t> shape_with_tail(const Tensor& t, int64_t drop, std::initializer_list<int64_t> tail) {

@@ -17,12 +17,16 @@ using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 template <class... Parts>
-void require(bool ok, const Parts&... parts) {
-  if (ok) return;
+[[noreturn]] __attribute__((noinline, cold)) void refuse(const Parts&... parts) {
   std::ostringstream text;
   text << "mha_ext: ";
   (text << ... << parts);
   throw std::invalid_argument(text.str());
+}
+
+template <class... Parts>
+void require(bool ok, const Parts&... parts) {
+  if (!ok) refuse(parts...);
 }
 
 inline std::string shape_text(const std::vector<int64_t>& shape) {
@@ -33,10 +37,15 @@ inline std::string shape_text(const std::vector<int64_t>& shape) {
   return text.str();
 }
 
-inline std::string shape_text(const Tensor& t) {
-  std::vector<int64_t> shape;
-  for (int64_t d = 0; d < t.dim(); ++d) shape.push_back(t.size(d));
-  return shape_text(shape);
+// Becomes text only where an error needs it: checks that pass must cost nothing.
+struct ShapeText {
+  const Tensor& t;
+};
+inline ShapeText shape_text(const Tensor& t) { return {t}; }
+inline std::ostream& operator<<(std::ostream& out, const ShapeText& shape) {
+  std::vector<int64_t> sizes;
+  for (int64_t d = 0; d < shape.t.dim(); ++d) sizes.push_back(shape.t.size(d));
+  return out << shape_text(sizes);
 }
 
 // As Python spells it, without "torch.".

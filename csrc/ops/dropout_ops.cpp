@@ -1,23 +1,21 @@
 // Dropout on CPU.
 #include "allocate.h"
+#include "dropout_arguments.h"
 #include "launch.h"
-#include "views.h"
 
 namespace mha::ops {
 namespace {
 
 Tensor dropout(const Tensor& weights, const Tensor& seed, double p) {
   require_matrices("weights", weights);
-  require_type("seed", seed, ScalarType::Long);
-  require(seed.numel() == 1, "seed must hold one number, got shape ", shape_text(seed));
-  require(p >= 0 && p <= 1, "p must lie in [0, 1], got ", p);
+  require_probability("p", p);
   Dropout problem;
   problem.dtype = dtype_of("weights", weights);
   problem.batch = batch_shape(weights, 2);
   problem.rows = weights.size(problem.batch.ndim);
   problem.cols = weights.size(problem.batch.ndim + 1);
   problem.weights = matrices<Input>("weights", weights, problem.batch, problem.rows, problem.cols);
-  problem.seed = static_cast<uint64_t>(*static_cast<const int64_t*>(data_of("seed", Input{}, seed)));
+  problem.seed = seed_of(seed);
   problem.p = p;
   Tensor out = allocate(shape_with_tail(weights, 0, {}), weights.scalar_type());
   problem.out = matrices<Output>("out", out, problem.batch, problem.rows, problem.cols);

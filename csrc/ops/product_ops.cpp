@@ -2,48 +2,13 @@
 //   scores                     S[h] = scale * Q[h] K[g]^T
 //   weighted sum               O[h] = scale * W[h] V[g]
 //   weighted sum over queries  Y[g] = scale * sum over the heads h of group g of W[h]^T X[h]
-// and their derivatives are each other. Grouped-query attention splits the head dimension H into (Hkv, H / Hkv); key
-// and value have stride 0 in the second, so they are never repeated.
+// and their derivatives are each other.
 #include "allocate.h"
+#include "heads.h"
 #include "launch.h"
-#include "views.h"
 
 namespace mha::ops {
 namespace {
-
-// Query heads per key/value head.
-int64_t group_size(const char* name, const Tensor& t, int64_t heads, int64_t kv_heads) {
-  require(kv_heads >= 0, "kv_heads must not be negative, got ", kv_heads);
-  require(kv_heads == 0 ? heads == 0 : heads % kv_heads == 0, name, " must have a number of heads that divides ", heads,
-          ", got ", kv_heads, " in shape ", shape_text(t));
-  return kv_heads == 0 ? 1 : heads / kv_heads;
-}
-
-void require_same_leading(const char* name, const Tensor& t, const Tensor& like, int64_t dims) {
-  require_dims(name, t, like.dim());
-  for (int64_t d = 0; d < dims; ++d) require_size(name, t, d, like.size(d));
-}
-
-// Strides of a tensor (*, heads, rows, columns) over the batch (*, kv_heads, group).
-template <class View>
-View grouped(const char* name, const Tensor& t, int64_t group, bool shared_by_group, int64_t row_dim, int64_t col_dim) {
-  View view;
-  const int64_t head = t.dim() - 3;
-  for (int64_t d = 0; d < head; ++d) view.batch_stride[d] = t.stride(d);
-  view.batch_stride[head] = t.stride(head) * (shared_by_group ? 1 : group);
-  view.batch_stride[head + 1] = shared_by_group ? 0 : t.stride(head);
-  view.row_stride = t.stride(t.dim() + row_dim);
-  view.col_stride = t.stride(t.dim() + col_dim);
-  view.data = data_of(name, view, t);
-  return view;
-}
-
-BatchShape grouped_batch(const Tensor& t, int64_t kv_heads, int64_t group) {
-  BatchShape batch = batch_shape(t, 2);
-  batch.size[batch.ndim - 1] = kv_heads;
-  batch.size[batch.ndim++] = group;
-  return batch;
-}
 
 // C[h] = scale * A[h] B[g(h)], B read as it stands or transposed.
 struct PerHead {
@@ -66,18 +31,19 @@ void check_per_head(const PerHead& op, const Tensor& a, const Tensor& b) {
 }
 
 void run_per_head(const PerHead& op, const Tensor& a, const Tensor& b, double scale, const Tensor& out) {
-  const int64_t kv_heads = b.size(b.dim() - 3);
-  const int64_t group = group_size(op.b_name, b, a.size(a.dim() - 3), kv_heads);
+  const int64_t head = a.dim() - 3, kv_heads = b.size(head);
+  const int64_t group = group_size(op.b_name, b, a.size(head), kv_heads);
   Product p;
   p.dtype = dtype_of(op.a_name, a);
   p.batch = grouped_batch(a, kv_heads, group);
   p.m = a.size(a.dim() - 2);
   p.k = a.size(a.dim() - 1);
   p.n = output_columns(op, b);
-  p.a = grouped<Input>(op.a_name, a, group, false, -2, -1);
-  p.b = op.transpose_b ? grouped<Input>(op.b_name, b, group, true, -1, -2)
-                       : grouped<Input>(op.b_name, b, group, true, -2, -1);
-  p.c = grouped<Output>("out", out, group, false, -2, -1);
+  p.a = split_heads(per_head_view<Input>(op.a_name, a, -2, -1), head, group);
+  p.b = share_heads(op.transpose_b ? per_head_view<Input>(op.b_name, b, -1, -2)
+                                   : per_head_view<Input>(op.b_name, b, -2, -1),
+                    head);
+  p.c = split_heads(per_head_view<Output>("out", out, -2, -1), head, group);
   p.alpha = scale;
   p.zero_hides = !op.transpose_b;
   launch(cpu::kernels().product, p);
@@ -134,10 +100,9 @@ Tensor weighted_sum_over_queries(const Tensor& weights, const Tensor& x, int64_t
   p.n = x.size(head + 2);
   std::vector<int64_t> shape = shape_with_tail(weights, 3, {kv_heads, p.m, p.n});
   Tensor out = allocate(shape, weights.scalar_type());
+  // The group is summed inside, not a batch dimension.
   const auto per_group = [&](const char* name, const Tensor& t, int64_t row_dim, int64_t col_dim) {
-    Input view = grouped<Input>(name, t, group, false, row_dim, col_dim);
-    view.batch_stride[head + 1] = 0;  // the group is summed inside, not a batch dimension
-    return view;
+    return share_heads(split_heads(per_head_view<Input>(name, t, row_dim, col_dim), head, group), head);
   };
   p.a = per_group("weights", weights, -1, -2);  // W^T
   p.b = per_group("x", x, -2, -1);

@@ -26,6 +26,25 @@ STABLE_TORCH_LIBRARY(mha_ext, m) {
       " -> (Tensor grad_scores, Tensor? grad_logits, Tensor? grad_sink_rows)");
   m.def("sum_over(Tensor x, int[] dims) -> Tensor");
 
+  // Attention without the matrix of scores. dropout: 0 means none, and then there is no seed. row_max and row_sum are
+  // the business of the backward, on the same instruction-set level. What every call says comes first: converting an
+  // argument from Python takes longer than a default, and both together up to half the time of a small call.
+  m.def(
+      "fused_attention(Tensor query, Tensor key, Tensor value, float scale, float mask_value, int window_right,"
+      " bool need_weights, bool need_statistics,"
+      " Tensor? bias=None, Tensor? sinks=None, Tensor? mask=None, Tensor? key_lengths=None,"
+      " Tensor? causal_offsets=None, Tensor? seed=None, int window_left=9223372036854775807, SymInt causal_offset=0,"
+      " float softcap=0.0, float dropout=0.0)"
+      " -> (Tensor output, Tensor? weights, Tensor? row_max, Tensor? row_sum)");
+  m.def(
+      "fused_attention_backward(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output,"
+      " Tensor row_max, Tensor row_sum, float scale, float mask_value, int window_right, bool want_query, bool want_key,"
+      " bool want_value, bool want_bias, Tensor? grad_weights=None, Tensor? weights=None,"
+      " Tensor? bias=None, Tensor? sinks=None, Tensor? mask=None, Tensor? key_lengths=None,"
+      " Tensor? causal_offsets=None, Tensor? seed=None, int window_left=9223372036854775807, SymInt causal_offset=0,"
+      " float softcap=0.0, float dropout=0.0)"
+      " -> (Tensor? grad_query, Tensor? grad_key, Tensor? grad_value, Tensor? grad_bias, Tensor? grad_sink_rows)");
+
   // Dropout and masks
   m.def("dropout(Tensor weights, Tensor seed, float p) -> Tensor");
   m.def("keep_mask(Tensor mask) -> Tensor");

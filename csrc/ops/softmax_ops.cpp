@@ -1,42 +1,11 @@
 // Masked softmax, its backward, and the deterministic sum that gives a broadcast bias its gradient, on CPU.
-#include <cmath>
-
 #include "../core/sum_plan.h"
 #include "allocate.h"
 #include "launch.h"
-#include "views.h"
+#include "softmax_arguments.h"
 
 namespace mha::ops {
 namespace {
-
-// Which keys each query sees, as the operators receive it.
-struct VisibilityArguments {
-  const OptionalTensor& mask;
-  const OptionalTensor& key_lengths;
-  const OptionalTensor& causal_offsets;
-  int64_t window_left, window_right, causal_offset;
-};
-
-Visibility visibility(const VisibilityArguments& from, const BatchShape& batch, int64_t rows, int64_t cols) {
-  Visibility v;
-  v.window_left = from.window_left;
-  v.window_right = from.window_right;
-  v.causal_offset = from.causal_offset;
-  require(from.window_left != INT64_MIN, "window_left must be above -2^63");  // its negation is needed
-  if (from.mask) {
-    require_type("mask", *from.mask, ScalarType::Bool);
-    v.mask = matrices<Input>("mask", *from.mask, batch, rows, cols);
-  }
-  if (from.key_lengths) {
-    require_type("key_lengths", *from.key_lengths, ScalarType::Long);
-    v.key_lengths = entry_values("key_lengths", *from.key_lengths, batch);
-  }
-  if (from.causal_offsets) {
-    require_type("causal_offsets", *from.causal_offsets, ScalarType::Long);
-    v.causal_offsets = entry_values("causal_offsets", *from.causal_offsets, batch);
-  }
-  return v;
-}
 
 std::tuple<Tensor, OptionalTensor> masked_softmax(const Tensor& scores, const OptionalTensor& bias,
                                                   const OptionalTensor& sinks, const OptionalTensor& mask,
@@ -52,19 +21,12 @@ std::tuple<Tensor, OptionalTensor> masked_softmax(const Tensor& scores, const Op
   p.rows = scores.size(p.batch.ndim);
   p.cols = scores.size(p.batch.ndim + 1);
   p.scores = matrices<Input>("scores", scores, p.batch, p.rows, p.cols);
-  if (bias) {
-    require_type("bias", *bias, type);
-    p.bias = matrices<Input>("bias", *bias, p.batch, p.rows, p.cols);
-  }
-  if (sinks) {
-    require_type("sinks", *sinks, type);
-    p.sinks = entry_values("sinks", *sinks, p.batch);
-  }
+  p.bias = bias_view(bias, type, p.batch, p.rows, p.cols);
+  p.sinks = sinks_view(sinks, type, p.batch);
   p.visibility = visibility({mask, key_lengths, causal_offsets, window_left, window_right, causal_offset}, p.batch,
                             p.rows, p.cols);
-  require(softcap >= 0 && std::isfinite(softcap), "softcap must be positive and finite, or 0 for none, got ", softcap);
+  require_softmax_numbers(softcap, mask_value);
   p.softcap = softcap;
-  require(!std::isnan(mask_value) && mask_value < INFINITY, "mask_value must be -inf or finite, got ", mask_value);
   p.mask_value = mask_value;
 
   Tensor weights = allocate(shape_with_tail(scores, 0, {}), type);

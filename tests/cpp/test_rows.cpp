@@ -1,54 +1,10 @@
 // Softmax, its backward and dropout through the kernel tables: every level of this machine, every element type, random
 // sizes, strides, masks and windows, against plain loops in double.
-#include <limits>
-
 #include "../../csrc/core/masking.h"
 #include "../../csrc/core/philox.h"
-#include "strided.h"
+#include "hidden.h"
 
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
-
-// Visibility with the tensors it points to.
-template <class T>
-struct Hidden {
-  Stack<uint8_t> mask;
-  Stack<T> unused;
-  std::vector<int64_t> offsets, lengths;
-  Visibility visibility;
-
-  void randomise(Random& random, const BatchShape& batch, int64_t rows, int64_t cols) {
-    if (random.chance(0.6)) {
-      mask = Stack<uint8_t>(random, batch, rows, cols, true);
-      for (uint8_t& m : mask.storage) m = random.chance(0.7);
-      if (random.chance(0.2)) std::fill(mask.storage.begin(), mask.storage.end(), uint8_t{0});
-      visibility.mask = mask.view;
-    }
-    if (random.chance(0.3)) visibility.window_left = random.integer(-2, cols);
-    if (random.chance(0.3)) visibility.window_right = random.integer(-2, cols);
-    if (random.chance(0.3)) visibility.causal_offset = random.integer(-3, 3);
-    // One entry per outermost batch index.
-    const auto per_batch = [&](std::vector<int64_t>& values, Input& input, int64_t from, int64_t to) {
-      for (int64_t b = 0; b < batch.size[0]; ++b) values.push_back(random.integer(from, to));
-      values.push_back(0);
-      input.data = values.data();
-      input.batch_stride[0] = 1;
-    };
-    if (random.chance(0.2)) per_batch(offsets, visibility.causal_offsets, -5, 5);
-    if (random.chance(0.3)) per_batch(lengths, visibility.key_lengths, 0, cols);
-  }
-
-  // The rule, spelled out anew.
-  bool visible(const BatchShape& batch, int64_t entry, int64_t i, int64_t j) {
-    const int64_t b = entry / (batch.count() / batch.size[0]);
-    const int64_t position = i + visibility.causal_offset + (offsets.empty() ? 0 : offsets[b]);
-    if (visibility.window_left != INT64_MAX && j < position - visibility.window_left) return false;
-    if (visibility.window_right != INT64_MAX && j > position + visibility.window_right) return false;
-    if (!lengths.empty() && j >= lengths[b]) return false;
-    return !visibility.mask || mask.at(entry, i, j);
-  }
-};
 
 template <class T>
 struct ForwardCase {
@@ -56,7 +12,7 @@ struct ForwardCase {
   SoftmaxForward p;
   Stack<T> scores, bias, sinks, weights;
   Stack<Acc> sink_weights;
-  Hidden<T> hidden;
+  Hidden hidden;
 
   explicit ForwardCase(Random& random) {
     p.dtype = kDType<T>;
@@ -201,7 +157,7 @@ void test_backward(Random& random, const cpu::KernelTable& table) {
   if (has_sink) p.sink_weights = sink.view;
   if (has_grad_sink) p.grad_sink_weights = grad_sink.view;
   if (random.chance(0.4)) p.scores = scores.view, p.softcap = 5;
-  Hidden<T> hidden;
+  Hidden hidden;
   hidden.randomise(random, p.batch, p.rows, p.cols);
   p.visibility = hidden.visibility;
   p.apply_visibility = random.chance(0.5);

@@ -1,5 +1,6 @@
-// Kernels run by several threads at once, as torch's parallel_for does: tasks of one problem shared out over 1 to 5
-// threads must give the same bytes, and ThreadSanitizer must find nothing to report.
+// Kernels run by several threads at once, as csrc/ops/launch.h does: tasks of one problem shared out over 1 to 5 threads,
+// in ranges or one by one, must give the same bytes, and ThreadSanitizer must find nothing to report.
+#include <atomic>
 #include <thread>
 
 #include "strided.h"
@@ -8,12 +9,18 @@ namespace {
 
 constexpr int kThreads[] = {1, 2, 3, 5};
 
+enum class Share { ranges, one_by_one };
+
 template <class Problem>
-void run_on_threads(const cpu::Kernel<Problem>& kernel, const Problem& p, int threads) {
+void run_on_threads(const cpu::Kernel<Problem>& kernel, const Problem& p, int threads, Share share) {
   const int64_t tasks = kernel.tasks(p);
+  std::atomic<int64_t> next{0};
   std::vector<std::thread> workers;
   for (int t = 0; t < threads; ++t)
-    workers.emplace_back([&, t] { kernel.run(p, tasks * t / threads, tasks * (t + 1) / threads); });
+    workers.emplace_back([&, t] {
+      if (share == Share::ranges) return kernel.run(p, tasks * t / threads, tasks * (t + 1) / threads);
+      for (int64_t task; (task = next++) < tasks;) kernel.run(p, task, task + 1);
+    });
   for (std::thread& worker : workers) worker.join();
 }
 
@@ -32,11 +39,12 @@ Stack<T> contiguous(const BatchShape& batch, int64_t rows, int64_t cols) {
 
 // Runs `kernel` on every number of threads; `output` is where it writes.
 template <class T, class Problem>
-void check_same(const char* what, const cpu::Kernel<Problem>& kernel, const Problem& p, Stack<T>& output) {
+void check_same(const char* what, const cpu::Kernel<Problem>& kernel, const Problem& p, Stack<T>& output,
+                Share share = Share::ranges) {
   std::vector<T> first;
   for (const int threads : kThreads) {
     std::fill(output.storage.begin(), output.storage.end(), T{});
-    run_on_threads(kernel, p, threads);
+    run_on_threads(kernel, p, threads, share);
     if (first.empty()) first = output.storage;
     CHECK(std::memcmp(first.data(), output.storage.data(), first.size() * sizeof(T)) == 0,
           "%s, %s, %s: %d threads give other bytes than 1", what, cpu::kernels().isa, test::name_of(p.dtype), threads);
@@ -83,6 +91,41 @@ void check_type(Random& random) {
   check_same("softmax backward", table.softmax_backward[type], backward, grad_scores);
 }
 
+// Fused attention, causal, two query heads to a key/value head.
+template <class T>
+void check_fused(Random& random) {
+  using Acc = accumulate_t<T>;
+  const int type = static_cast<int>(kDType<T>);
+  const cpu::KernelTable& table = cpu::kernels();
+  BatchShape batch, kv_batch;
+  batch.ndim = 2, batch.size[0] = 3, batch.size[1] = 2;
+  kv_batch.ndim = 1, kv_batch.size[0] = 3;
+  FusedForward p;
+  p.dtype = kDType<T>, p.batch = batch, p.group = 2, p.heads = 6;
+  p.queries = 70, p.keys = 131, p.head_dim = 33, p.value_dim = 20;
+  p.visibility.window_right = 0, p.mask_value = -INFINITY, p.scale = 0.2, p.dropout = 0.2, p.seed = 7;
+  Stack<T> query = contiguous<T>(batch, p.queries, p.head_dim), key = contiguous<T>(kv_batch, p.keys, p.head_dim);
+  Stack<T> value = contiguous<T>(kv_batch, p.keys, p.value_dim), output = contiguous<T>(batch, p.queries, p.value_dim);
+  Stack<T> bias = contiguous<T>(batch, p.queries, p.keys);
+  Stack<Acc> row_max = contiguous<Acc>(batch, p.queries, 1), row_sum = row_max, delta = row_max;
+  for (Stack<T>* x : {&query, &key, &value, &bias}) x->fill_normal(random, 1);
+  p.query = query.view, p.key = key.view, p.value = value.view, p.bias = bias.view;
+  p.output = output.output(), p.row_max = row_max.output(), p.row_sum = row_sum.output();
+  check_same("fused forward", table.fused_forward[type], p, output, Share::one_by_one);
+
+  FusedBackward b;
+  static_cast<Attention&>(b) = p;
+  Stack<T> grad_query = query, grad_key = key, grad_value = value, grad_bias = bias, grad_output = output;
+  grad_output.fill_normal(random, 1);
+  b.output = output.view, b.grad_output = grad_output.view, b.row_max = row_max.view, b.row_sum = row_sum.view;
+  b.delta = delta.output(), b.grad_query = grad_query.output(), b.grad_bias = grad_bias.output();
+  b.grad_key = grad_key.output(), b.grad_value = grad_value.output();
+  check_same("fused delta", table.fused_delta[type], b, delta);
+  for (Stack<T>* result : {&grad_query, &grad_key, &grad_value})
+    check_same("fused backward", table.fused_backward[type], b, *result, Share::one_by_one);
+  check_same("fused bias backward", table.fused_bias_backward[type], b, grad_bias, Share::one_by_one);
+}
+
 // Several threads, each with a problem of its own, as when Python threads call operators at the same time.
 void check_concurrent_calls() {
   std::vector<std::thread> workers;
@@ -90,6 +133,7 @@ void check_concurrent_calls() {
     workers.emplace_back([t] {
       Random random(static_cast<uint64_t>(t));
       check_type<float>(random);
+      check_fused<float>(random);
     });
   for (std::thread& worker : workers) worker.join();
 }
@@ -104,6 +148,10 @@ int main() {
     check_type<float>(random);
     check_type<bfloat16>(random);
     check_type<float16>(random);
+    check_fused<double>(random);
+    check_fused<float>(random);
+    check_fused<bfloat16>(random);
+    check_fused<float16>(random);
     check_concurrent_calls();
   }
   return test::summary("threads");

@@ -24,6 +24,9 @@ struct KernelTable {
   Kernel<SumOver> sum_partials[kDTypes];
   Kernel<FusedForward> fused_forward[kDTypes];
   Kernel<FusedForward> fused_merge[kDTypes];
+  Kernel<FusedBackward> fused_delta[kDTypes];
+  Kernel<FusedBackward> fused_backward[kDTypes];
+  Kernel<FusedBackward> fused_bias_backward[kDTypes];
 };
 
 }  // namespace mha::cpu

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../../core/attention.h"
+#include "../../core/backward_plan.h"
 #include "../../core/finite.h"
 #include "../../core/fused_plan.h"
 #include "../../core/half.h"

@@ -28,4 +28,10 @@
 #include "fused_weights.inl"
 #include "fused_decode.inl"
 #include "fused_choice.inl"
+#include "fused_delta.inl"
+#include "fused_gradients.inl"
+#include "fused_backward_part.inl"
+#include "fused_backward_sums.inl"
+#include "fused_backward.inl"
+#include "fused_bias_backward.inl"
 // clang-format on

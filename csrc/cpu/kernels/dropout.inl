@@ -8,12 +8,13 @@ struct PhiloxVec {
   WordVec word[4];  // 32-bit words in the low halves of the lanes; what stands in the high halves is of no account
 };
 
-// philox4x32 of core/philox.h, lane by lane.
+// Rounds of philox4x32 of core/philox.h, lane by lane.
+template <int kRounds = kPhiloxRounds>
 MHA_INLINE PhiloxVec philox4x32(PhiloxVec counter, uint32_t key0, uint32_t key1) {
   WordVec c0 = counter.word[0], c1 = counter.word[1], c2 = counter.word[2], c3 = counter.word[3];
   const WordVec m0 = kPhiloxM0 - WordVec{}, m1 = kPhiloxM1 - WordVec{};
 #pragma GCC unroll 10
-  for (int round = 0; round < kPhiloxRounds; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     const WordVec p0 = multiply_low_words(c0, m0), p1 = multiply_low_words(c2, m1);
     c0 = (p1 >> 32) ^ c1 ^ key0;
     c1 = p1;
@@ -37,12 +38,6 @@ MHA_INLINE void dropout_fields(const PhiloxVec& block, uint16_t* fields) {
     quads[2 * lane + 1] = second[lane];
   }
   std::memcpy(fields, quads, sizeof quads);
-}
-
-// What multiplies weights that are kept. With p = 1 none is.
-template <class Acc>
-MHA_INLINE Acc dropout_keep_scale(double p) {
-  return p < 1 ? static_cast<Acc>(1 / (1 - p)) : Acc{0};
 }
 
 // The rows of one matrix.
@@ -99,7 +94,7 @@ struct DropoutRows {
         weights(p.batch, entry, p.weights),
         out(p.batch, entry, p.out),
         dropout(RowDropout<Acc>::of(p.p, p.seed, entry, p.batch.size[p.batch.ndim - 1])),
-        keep_scale(dropout_keep_scale<Acc>(p.p)) {}
+        keep_scale(static_cast<Acc>(1 / (1 - p.p))) {}
 
   void row(int64_t i) const {
     const RowReader<T> w = weights.row(i);

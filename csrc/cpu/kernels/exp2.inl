@@ -67,9 +67,8 @@ struct Exponential {
   MHA_INLINE_MEMBER Vec<Acc> operator()(Vec<Acc> d) const {
     using P = Exp2Constants<T>;
     using R = Exp2Range<Acc>;
-    const Vec<Acc> x = vec_max(splat<Acc>(lowest), d);  // lets a NaN through
-    const Vec<Acc> rounded = mul_add(x, splat<Acc>(c), splat<Acc>(R::magic));
-    const Vec<Acc> f = mul_add(x, splat<Acc>(c), R::magic - rounded);
+    const Vec<Acc> rounded = mul_add(d, splat<Acc>(c), splat<Acc>(R::magic));
+    const Vec<Acc> f = mul_add(d, splat<Acc>(c), R::magic - rounded);
     Vec<Acc> power = splat<Acc>(P::p[P::degree]);
 #pragma GCC unroll 16
     for (int k = P::degree - 1; k >= 0; --k) power = mul_add(power, f, splat<Acc>(P::p[k]));

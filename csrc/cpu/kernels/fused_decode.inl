@@ -235,7 +235,7 @@ struct DecodeTask {
 
   Acc inverse_sum(const Row& row) const {
     const Acc sum = lane_sum<Acc>(row.sum);
-    return sum == 0 ? 0 : dropout_keep_scale<Acc>(p.dropout) / sum;
+    return sum == 0 ? 0 : PanelDropout<T>::scale_of_kept(p) / sum;
   }
 
   void write_weights(const Row& row, int64_t key, int64_t n) const {

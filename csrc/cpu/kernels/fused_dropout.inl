@@ -28,54 +28,74 @@ struct DroppedKeys {
   }
 };
 
+// What the first two rounds of Philox make of a query. They see the counter's (query, key block, head, batch) apart:
+// with p0 = M0 query, p1 = M1 head and key k, round 1 gives
+//   (hi p1 ^ key block ^ k0, lo p1, hi p0 ^ batch ^ k1, lo p0)
+// and round 2 multiplies the first and the third of these. So a panel does both rounds for its queries once, and for
+// each key block only what depends on it, which is one number for all lanes.
+struct PhiloxQueries {
+  WordVec first, second, third;  // third: not yet mixed with the key block
+};
+
 template <class T>
-struct TileDropout {
+struct PanelDropout {
   using Acc = accumulate_t<T>;
   using Lanes = typename UnsignedLanes<Acc>::type;
+  static constexpr int kHalves = 8 / sizeof(Acc);  // queries of float that stand side by side in a lane of 64 bits
 
-  uint32_t key0, key1, head, batch;
-  Lanes last_dropped;
   bool active;
   Acc keep_scale;  // of what is kept
+  Lanes last_dropped;
+  uint32_t key0, key1, head;
+  PhiloxQueries queries[kPanelVectors][kHalves];
 
-  TileDropout() = default;
-  TileDropout(const Attention& p, int64_t entry)
-      : key0(static_cast<uint32_t>(p.seed)),
+  PanelDropout() = default;
+  PanelDropout(const Attention& p, const QueryPanel& panel)
+      : active(dropout_threshold(p.dropout) > 0),
+        keep_scale(scale_of_kept(p)),
+        key0(static_cast<uint32_t>(p.seed)),
         key1(static_cast<uint32_t>(p.seed >> 32)),
-        head(static_cast<uint32_t>(entry % p.heads)),
-        batch(static_cast<uint32_t>(entry / p.heads)),
-        active(dropout_threshold(p.dropout) > 0),
-        keep_scale(dropout_keep_scale<Acc>(p.dropout)) {
+        head(static_cast<uint32_t>(panel.entry % p.heads)) {
     using Word = std::remove_reference_t<decltype(last_dropped[0])>;
     const uint64_t largest = (uint64_t{dropout_threshold(p.dropout)} << DroppedKeys<Acc>::kTop) - 1;
     last_dropped = static_cast<Word>(largest) - Lanes{};
+    if (!active) return;
+    const uint32_t batch = static_cast<uint32_t>(panel.entry / p.heads);
+    for (int v = 0; v < panel.vectors; ++v)
+      for (int half = 0; half < kHalves; ++half) {
+        WordVec query = {};
+        for (int i = 0; i < kWordLanes; ++i)
+          query[i] = static_cast<uint32_t>(panel.query + v * kLanes<Acc> + i * kHalves + half);
+        const WordVec p0 = multiply_low_words(query, kPhiloxM0 - WordVec{});
+        const WordVec p1 = multiply_low_words((p0 >> 32) ^ (batch ^ key1), kPhiloxM1 - WordVec{});
+        const uint32_t low_head = kPhiloxM1 * head;
+        queries[v][half] = {(p1 >> 32) ^ (low_head ^ (key0 + kPhiloxW0)), p1, p0};
+      }
   }
 
-  // Keys 8 * key_block ... + 7 of the queries from `query` on.
-  MHA_INLINE_MEMBER DroppedKeys<Acc> keys(int64_t query, int64_t key_block) const {
-    const WordVec zero = {};
-    const PhiloxVec first = block(queries_of(query, 0), key_block), second = block(queries_of(query, 1), key_block);
+  static Acc scale_of_kept(const Attention& p) {
+    return p.dropout < 1 ? static_cast<Acc>(1 / (1 - p.dropout)) : Acc{0};
+  }
+
+  // Keys 8 * key_block ... + 7 of the queries of vector v.
+  MHA_INLINE_MEMBER DroppedKeys<Acc> keys(int v, int64_t key_block) const {
+    const uint32_t high_head = static_cast<uint32_t>(uint64_t{kPhiloxM1} * head >> 32);
+    const uint64_t p0 = uint64_t{kPhiloxM0} * (high_head ^ static_cast<uint32_t>(key_block) ^ key0);
+    PhiloxVec half[kHalves];
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      const PhiloxQueries& q = queries[v][h];
+      const uint32_t mixed = static_cast<uint32_t>(p0 >> 32) ^ (key1 + kPhiloxW1);
+      const PhiloxVec state{{q.first, q.second, q.third ^ mixed, static_cast<uint32_t>(p0) - WordVec{}}};
+      half[h] = philox4x32<kPhiloxRounds - 2>(state, key0 + 2 * kPhiloxW0, key1 + 2 * kPhiloxW1);
+    }
     DroppedKeys<Acc> keys;
     keys.last_dropped = last_dropped;
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      if constexpr (sizeof(Acc) == 8) keys.word[i] = (Lanes)first.word[i];
-      else keys.word[i] = (Lanes)((first.word[i] & (0xFFFFFFFF + zero)) | second.word[i] << 32);
+      if constexpr (kHalves == 1) keys.word[i] = (Lanes)half[0].word[i];
+      else keys.word[i] = (Lanes)((half[0].word[i] & (0xFFFFFFFF - WordVec{})) | half[1].word[i] << 32);
     }
     return keys;
-  }
-
-  // A word of 64 bits holds one query of double, two of float: `half` says which.
-  MHA_INLINE_MEMBER WordVec queries_of(int64_t query, int half) const {
-    constexpr int kPerWord = 8 / sizeof(Acc);
-    WordVec queries = {};
-    for (int i = 0; i < kWordLanes; ++i) queries[i] = static_cast<uint64_t>(query + i * kPerWord + half);
-    return queries;
-  }
-
-  MHA_INLINE_MEMBER PhiloxVec block(WordVec queries, int64_t key_block) const {
-    const WordVec zero = {};
-    const PhiloxVec counter{{queries, static_cast<uint32_t>(key_block) + zero, head + zero, batch + zero}};
-    return philox4x32(counter, key0, key1);
   }
 };

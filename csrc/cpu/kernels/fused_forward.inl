@@ -75,7 +75,7 @@ struct OnlineTask : ForwardTask<T, Word> {
     for (int64_t j = 0; j < n; j += kKeysPerBlock) {
       DroppedKeys<Acc> dropped[NV];
       if constexpr (kDropout)
-        for (int v = 0; v < NV; ++v) dropped[v] = panel.dropout.keys(panel.at.query + v * W, (key + j) / kKeysPerBlock);
+        for (int v = 0; v < NV; ++v) dropped[v] = panel.dropout.keys(v, (key + j) / kKeysPerBlock);
 #pragma GCC unroll 8
       for (int row = 0; row < kKeysPerBlock; row += kDepth) {
         Acc* from = tile + (j + row) * kStride<NV>;

@@ -78,24 +78,76 @@ struct Logits {
   __attribute__((noinline)) Vec<Acc> apply_block(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind,
                                                  Acc* tile, int64_t stride, int v, int64_t key, int count,
                                                  Vec<Acc> top) const {
-    Vec<Acc> added[W], seen[W];
+    Vec<Acc> added[W];
     if (bias) read_bias(panel, v, key, count, added);
-    const bool masked = kind == TileKind::mixed;
-    const bool by_mask = masked && visibility.mask;
-    if (by_mask) read_mask(panel, v, key, count, seen);
-    const bool by_range = masked && !(reach.every.begin <= key && key + count <= reach.every.end);
-    const LaneRange<Acc> range = by_range ? reach.lanes_from(key, count, v) : LaneRange<Acc>{};
+    const Shown shown = shown_keys(panel, reach, kind, v, key, count);
     for (int i = 0; i < count; ++i, tile += stride) {
       Vec<Acc> x = load<Acc>(tile);
       if (scaled) x *= scale;
       if (softcap != 0) x = softcap * vec_tanh<Acc>(x / softcap);
       if (bias) x += added[i];
-      if (by_mask) x = select<Acc>((VecMask<Acc>)seen[i] != 0, x, splat(hidden));
-      if (by_range) x = select<Acc>(range.holds(i), x, splat(hidden));
+      x = shown.choose(i, x, hidden);
       store<Acc>(tile, x);
       top = vec_max(x, top);
     }
     return top;
+  }
+
+  // dx/ds of the scores s that apply() will turn into logits x: 1 - tanh(scale * s / softcap)^2 (1 if not `capped`), and
+  // 0 for hidden keys, whose logit is a constant.
+  template <int NV>
+  void slopes(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, const Acc* tile, Acc* out,
+              int64_t stride, int64_t key, int64_t n, bool capped) const {
+    for (int v = 0; v < NV; ++v)
+      for (int64_t j = 0; j < n; j += W) {
+        const int64_t at = j * stride + v * W;
+        const int count = static_cast<int>(min_of(W, n - j));
+        slopes_block(panel, reach, kind, tile + at, out + at, stride, v, key + j, count, capped && softcap != 0);
+      }
+  }
+
+  __attribute__((noinline)) void slopes_block(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind,
+                                              const Acc* tile, Acc* out, int64_t stride, int v, int64_t key,
+                                              int count, bool capped) const {
+    const Shown shown = shown_keys(panel, reach, kind, v, key, count);
+    for (int i = 0; i < count; ++i, tile += stride, out += stride) {
+      const Vec<Acc> slope = capped ? tanh_slope<Acc>(load<Acc>(tile) * scale / softcap) : splat(Acc{1});
+      store<Acc>(out, shown.choose(i, slope, 0));
+    }
+  }
+
+  // Which of up to W keys one vector of queries sees.
+  struct Shown {
+    bool by_mask, by_range;
+    Vec<Acc> seen[W];
+    LaneRange<Acc> range;
+
+    MHA_INLINE_MEMBER Vec<Acc> choose(int i, Vec<Acc> x, Acc hidden) const {
+      if (by_mask) x = select<Acc>((VecMask<Acc>)seen[i] != 0, x, splat(hidden));
+      if (by_range) x = select<Acc>(range.holds(i), x, splat(hidden));
+      return x;
+    }
+  };
+
+  MHA_INLINE_MEMBER Shown shown_keys(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, int v,
+                                     int64_t key, int count) const {
+    Shown shown;
+    const bool masked = kind == TileKind::mixed;
+    shown.by_mask = masked && visibility.mask;
+    if (shown.by_mask) read_mask(panel, v, key, count, shown.seen);
+    shown.by_range = masked && !(reach.every.begin <= key && key + count <= reach.every.end);
+    if (shown.by_range) shown.range = reach.lanes_from(key, count, v);
+    return shown;
+  }
+
+  // What apply() will read of bias and mask, where it is large enough to lie far away.
+  Prefetcher ahead(const QueryPanel& panel, int64_t key, int64_t n) const {
+    if (bias && bias.row_stride && bias.col_stride == 1)
+      return Prefetcher::of(Factor<T>{bias.row(panel.query).from(key).p, bias.row_stride, 1, panel.lanes, n});
+    if (visibility.mask && visibility.mask_row_stride && visibility.mask_col_stride == 1)
+      return Prefetcher::of(Factor<uint8_t>{mask_row<Acc>(visibility, panel.query).from(key).p,
+                                            visibility.mask_row_stride, 1, panel.lanes, n});
+    return {};
   }
 
   void read_bias(const QueryPanel& panel, int v, int64_t key, int count, Vec<Acc> (&keys)[W]) const {

@@ -57,7 +57,7 @@ struct MergedRows {
   MergedRows(const FusedForward& p, int64_t entry_index)
       : partials(p),
         exponential(Exponential<Acc>::of(Logits<T>::unit_of(p))),
-        keep_scale(dropout_keep_scale<Acc>(p.dropout)),
+        keep_scale(PanelDropout<T>::scale_of_kept(p)),
         entry(entry_index),
         output(p.batch, entry_index, p.output),
         row_max(p.batch, entry_index, p.row_max),
@@ -96,25 +96,15 @@ struct MergedRows {
   }
 };
 
+template <>
+struct RowShape<FusedForward> {
+  static int64_t rows(const FusedForward& p) { return p.queries; }
+  static int64_t cols(const FusedForward& p) { return FusedPlan::of(p).parts * (p.value_dim + 2); }
+};
+
 template <class T>
-struct FusedMergeKernel {
-  using Acc = accumulate_t<T>;
-  static constexpr int64_t kTaskElements = 16384;  // of partial results: some microseconds
-
-  static int64_t rows_per_task(const FusedForward& p) {
-    const Partials<Acc> partials(p);
-    return max_of(1, kTaskElements / (partials.parts * partials.stride()));
-  }
-  static int64_t rows(const FusedForward& p) { return p.batch.count() * p.queries; }
-  static int64_t tasks(const FusedForward& p) { return p.partials ? ceil_div(rows(p), rows_per_task(p)) : 0; }
-
-  static void run(const FusedForward& p, int64_t begin, int64_t end) {
-    const int64_t per_task = rows_per_task(p), last = min_of(end * per_task, rows(p));
-    for (int64_t row = begin * per_task; row < last;) {
-      const int64_t entry = row / p.queries, first = row % p.queries, count = min_of(p.queries - first, last - row);
-      const MergedRows<T> merged(p, entry);
-      for (int64_t i = first; i < first + count; ++i) merged.row(i);
-      row += count;
-    }
+struct FusedMergeKernel : RowKernel<FusedForward, MergedRows<T>> {
+  static int64_t tasks(const FusedForward& p) {
+    return p.partials ? RowKernel<FusedForward, MergedRows<T>>::tasks(p) : 0;
   }
 };

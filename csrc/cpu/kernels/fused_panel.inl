@@ -98,3 +98,21 @@ MHA_INLINE void read_transposed(Reader&& row, const QueryPanel& panel, int v, in
   for (int i = 0; i < kLanes<Acc>; ++i) keys[i] = row(panel.query + min_of(v * kLanes<Acc> + i, panel.lanes - 1), n);
   transpose(keys);
 }
+
+// The reverse, for results: W elements of the head for one register of queries each, times `factor`. Returns whether
+// all are finite.
+template <class T, class Acc = accumulate_t<T>>
+MHA_INLINE bool write_transposed(const MatrixWriter<T>& output, int64_t query, int64_t d, int lanes, int size,
+                                 const Acc* from, int64_t stride, Vec<Acc> factor) {
+  constexpr int W = kLanes<Acc>;
+  Vec<Acc> r[W] = {}, probe = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i)
+    if (i < size) {
+      r[i] = load<Acc>(from + i * stride) * factor;
+      probe = mul_add(r[i], Vec<Acc>{}, probe);
+    }
+  transpose(r);
+  for (int i = 0; i < lanes; ++i) output.row(query + i).write(d, size, r[i]);
+  return lane_sum<Acc>(probe) == 0;
+}

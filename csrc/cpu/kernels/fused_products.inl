@@ -47,7 +47,8 @@ int64_t packed_words(int64_t rows, int64_t depth) {
   return round_up(rows, kPackedRows<typename Rules::Acc>) * words;
 }
 
-// What the micro-kernel asks of the owner of a product; prefetching is the owner's business here.
+// What the micro-kernel asks of the owner of a product; prefetching is the owner's business here. kKeepsSums: tile
+// registers may put their sums straight into the tile, up to 31 rows behind the last included.
 template <class Acc_>
 struct TileSink {
   using Acc = Acc_;
@@ -55,16 +56,54 @@ struct TileSink {
   int64_t rows, cols;
   Acc* tile;
   int64_t stride;
+  bool add = false;  // to what is in the tile
   Prefetcher next_panel = {};
 
   template <int NV>
   MHA_INLINE_MEMBER void prefetch(int64_t, int, int64_t) const {}
+  MHA_INLINE_MEMBER Acc* sums_at(int64_t i, int64_t j) const { return tile + i * stride + j; }
+};
+
+// tile = the product, or tile + the product.
+template <class Acc>
+struct SumSink : TileSink<Acc> {
+  static constexpr bool kKeepsSums = true;
+
+  template <int NV>
+  MHA_INLINE_MEMBER void sums_kept(int64_t, int, int64_t) const {}
+
+  template <int R, int NV>
+  MHA_INLINE_MEMBER void finish(Vec<Acc> (&sum)[R][NV], int64_t i, int64_t j) {
+    constexpr int W = kLanes<Acc>;
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) {
+        Acc* out = this->sums_at(i + r, j + v * W);
+        store<Acc>(out, this->add ? load<Acc>(out) + sum[r][v] : sum[r][v]);
+      }
+  }
 };
 
 // tile = the product; max: the largest of each lane so far.
 template <class Acc>
 struct ScoreSink : TileSink<Acc> {
+  static constexpr bool kKeepsSums = true;
   Acc* max;
+
+  // The sums of rows i .. i + count - 1 are in the tile.
+  template <int NV>
+  MHA_INLINE_MEMBER void sums_kept(int64_t i, int count, int64_t j) const {
+    constexpr int W = kLanes<Acc>;
+    Vec<Acc> top[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) top[v] = load<Acc>(max + j + v * W);
+    for (int r = 0; r < count; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) top[v] = vec_max(load<Acc>(this->sums_at(i + r, j + v * W)), top[v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) store<Acc>(max + j + v * W, top[v]);
+  }
 
   template <int R, int NV>
   MHA_INLINE_MEMBER void finish(Vec<Acc> (&sum)[R][NV], int64_t i, int64_t j) {
@@ -74,7 +113,7 @@ struct ScoreSink : TileSink<Acc> {
       Vec<Acc> top = load<Acc>(max + j + v * W);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        store<Acc>(this->tile + (i + r) * this->stride + j + v * W, sum[r][v]);
+        store<Acc>(this->sums_at(i + r, j + v * W), sum[r][v]);
         top = vec_max(sum[r][v], top);
       }
       store<Acc>(max + j + v * W, top);
@@ -85,6 +124,7 @@ struct ScoreSink : TileSink<Acc> {
 // tile = tile * alpha + the product, or the product alone where there is nothing yet.
 template <class Acc>
 struct OutputSink : TileSink<Acc> {
+  static constexpr bool kKeepsSums = false;
   const Acc* alpha;
   bool first;
 
@@ -96,7 +136,7 @@ struct OutputSink : TileSink<Acc> {
       const Vec<Acc> factor = load<Acc>(alpha + j + v * W);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        Acc* out = this->tile + (i + r) * this->stride + j + v * W;
+        Acc* out = this->sums_at(i + r, j + v * W);
         store<Acc>(out, first ? sum[r][v] : mul_add(load<Acc>(out), factor, sum[r][v]));
       }
     }

@@ -34,7 +34,7 @@ struct ForwardPanel {
   QueryPanel at;
   PanelReach<Acc> reach;
   Logits<T> logits;
-  TileDropout<T> dropout;
+  PanelDropout<T> dropout;
   Exponential<Acc> exponential;
   Acc sink;        // -inf: none
   Word* query;     // packed: [depth][lane]
@@ -116,7 +116,7 @@ struct ForwardTask {
     panel.at = query_panel<Acc>(p, entry, index);
     panel.logits = Logits<T>(p, entry);
     panel.reach = PanelReach<Acc>(panel.logits.visibility, panel.at);
-    panel.dropout = TileDropout<T>(p, entry);
+    panel.dropout = PanelDropout<T>(p, panel.at);
     panel.exponential = Exponential<Acc>::of(panel.logits.unit);
     panel.first = true;
     panel.spoilt = false;
@@ -163,6 +163,7 @@ struct ForwardTask {
     rows.base += part.skipped * rows.row_bytes;
     for (int v = 0; v < NV; ++v) store<Acc>(block_max + v * W, splat(kMinusInfinity));
     ScoreSink<Acc> scores{{part.n, NV * W, to, kStride<NV>}, block_max};
+    scores.next_panel = panel.logits.ahead(panel.at, part.key, part.n).within(part.n);
     PanelRows<Word>::template run<NV>(scores, rows, panel.query, kStride<NV>, 0, ceil_div(p.head_dim, Rules::kDepth));
     if (panel.logits.scaled || panel.kind == TileKind::mixed)
       panel.logits.template apply<NV>(panel.at, panel.reach, panel.kind, to, kStride<NV>, part.key, part.n, block_max);
@@ -214,9 +215,9 @@ struct ForwardTask {
       for (int64_t d = 0; d < p.value_dim; d += W) {
         const int size = static_cast<int>(min_of(W, p.value_dim - d));
         const Acc* from = panel.output + d * NV * W + v * W;
-        const bool finite = partials ? write_block(partials.output(panel.at.entry, key_part.index), query, d, lanes,
-                                                   size, from, NV * W, splat(Acc{1}))
-                                     : write_block(output, query, d, lanes, size, from, NV * W, factor);
+        const bool finite = partials ? write_transposed(partials.output(panel.at.entry, key_part.index), query, d,
+                                                        lanes, size, from, NV * W, splat(Acc{1}))
+                                     : write_transposed(output, query, d, lanes, size, from, NV * W, factor);
         panel.spoilt |= !finite;
       }
       const Vec<Acc> max = load<Acc>(panel.max + v * W);
@@ -227,22 +228,6 @@ struct ForwardTask {
         write_statistics(panel.at.entry, query, lanes, max, sum);
       }
     }
-  }
-
-  // W queries x W elements of the head, transposed. Returns whether all are finite.
-  template <class To>
-  static bool write_block(const MatrixWriter<To>& output, int64_t query, int64_t d, int lanes, int size,
-                          const Acc* from, int64_t stride, Vec<Acc> factor) {
-    Vec<Acc> r[W] = {}, probe = {};
-#pragma GCC unroll 16
-    for (int i = 0; i < W; ++i)
-      if (i < size) {
-        r[i] = load<Acc>(from + i * stride) * factor;
-        probe = mul_add(r[i], Vec<Acc>{}, probe);
-      }
-    transpose(r);
-    for (int i = 0; i < lanes; ++i) output.row(query + i).write(d, size, r[i]);
-    return lane_sum<Acc>(probe) == 0;
   }
 
   void write_statistics(int64_t entry, int64_t query, int lanes, Vec<Acc> max, Vec<Acc> sum) const {

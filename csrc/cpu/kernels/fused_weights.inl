@@ -120,8 +120,8 @@ struct WeightsTask : ForwardTask<T, Word> {
       const int lanes = static_cast<int>(min_of(W, panel.at.lanes - v * W));
       for (int64_t j = 0; j < part.n; j += kLine) {
         Vec<Acc> line[kLine];
-        normalise(panel, e + j * kStride<NV> + v * W, kStride<NV>, panel.at.query + v * W, part.key + j,
-                  min_of(kLine, part.n - j), factor, line);
+        normalise(panel, e + j * kStride<NV> + v * W, kStride<NV>, v, part.key + j, min_of(kLine, part.n - j), factor,
+                  line);
         Word* words = reinterpret_cast<Word*>(tile) + j / Rules::kDepth * kStride<NV> + v * W;
         for (int r = 0; r < kLine; r += Rules::kDepth, words += kStride<NV>) {
           Vec<Acc> terms[Rules::kDepth];
@@ -134,12 +134,12 @@ struct WeightsTask : ForwardTask<T, Word> {
   }
 
   // line[r]: weights of key + r, zero from n on.
-  static void normalise(const Panel& panel, const Acc* e, int64_t stride, int64_t query, int64_t key, int64_t n,
+  static void normalise(const Panel& panel, const Acc* e, int64_t stride, int v, int64_t key, int64_t n,
                         Vec<Acc> factor, Vec<Acc> (&line)[kLine]) {
     for (int r = 0; r < kLine; ++r) line[r] = r < n ? load<Acc>(e + r * stride) * factor : Vec<Acc>{};
     if (!panel.dropout.active) return;
     for (int r = 0; r < n; r += kKeysPerBlock) {
-      const DroppedKeys<Acc> dropped = panel.dropout.keys(query, (key + r) / kKeysPerBlock);
+      const DroppedKeys<Acc> dropped = panel.dropout.keys(v, (key + r) / kKeysPerBlock);
 #pragma GCC unroll 8
       for (int i = 0; i < kKeysPerBlock; ++i) line[r + i] = dropped.apply(line[r + i], i);
     }

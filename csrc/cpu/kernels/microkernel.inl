@@ -5,6 +5,7 @@
 template <class Word>
 struct WordRules {
   using Acc = Word;
+  using Element = Word;                     // as it lies in rows along the depth
   static constexpr int kDepth = 1;          // elements per word
   static constexpr int kPanelPadding = 0;   // words between the rows of a packed panel
   static constexpr int kDepthMultiple = 1;  // depths are read in multiples of this

@@ -6,6 +6,7 @@ struct Prefetcher {
   const char* row = nullptr;
   int64_t row_bytes = 0, line_end = 0;
   int64_t lines = 0;  // that remain
+  int64_t pace = 1;   // lines per step
   int64_t line = 0;
 
   template <class T>
@@ -17,13 +18,21 @@ struct Prefetcher {
             rows * ceil_div(bytes, kCacheLine)};
   }
 
-  void step(int64_t count) {
-    for (int64_t n = min_of(count, lines); n > 0; --n) {
+  // All of it within so many steps.
+  Prefetcher within(int64_t steps) const {
+    Prefetcher paced = *this;
+    paced.pace = ceil_div(lines, max_of(1, steps));
+    return paced;
+  }
+
+  void step(int64_t steps) {
+    const int64_t count = min_of(steps * pace, lines);
+    for (int64_t n = 0; n < count; ++n) {
       __builtin_prefetch(row + line, 0, 2);
       line += kCacheLine;
       if (line >= line_end) line = 0, row += row_bytes;
     }
-    lines -= min_of(count, lines);
+    lines -= count;
   }
 };
 

@@ -146,7 +146,7 @@ struct ProductOf {
     for (int64_t task = begin; task < end; ++task) {
       ProductTask<T, Word> product(p, s, task, false);
       product.run();
-      if (product.polluted) VisibleProduct<T, Word>(p, s, task).run();
+      if (product.polluted()) VisibleProduct<T, Word>(p, s, task).run();
     }
     if (bypasses_caches<T>(p.batch, p.m, p.n, p.c)) stream_fence();
   }

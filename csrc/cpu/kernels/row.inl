@@ -179,21 +179,29 @@ struct RowSum {
   MHA_INLINE_MEMBER Acc total() const { return lane_sum<Acc>(outer + inner); }
 };
 
+// How many rows an entry of a problem has, and how long they are.
+template <class Problem>
+struct RowShape {
+  static int64_t rows(const Problem& p) { return p.rows; }
+  static int64_t cols(const Problem& p) { return p.cols; }
+};
+
 // A kernel whose rows are independent. Rows holds what belongs to one batch entry: Rows(problem, entry), then row(i).
 // A task is a block of neighbouring rows over all entries.
 template <class Problem, class Rows>
 struct RowKernel {
+  using Shape = RowShape<Problem>;
   // Elements of a task: some microseconds of work, and its rows' data still fits the first-level caches.
   static constexpr int64_t kTaskElements = 16384;
 
-  static int64_t rows_per_task(const Problem& p) { return max_of(1, kTaskElements / max_of(1, p.cols)); }
-  static int64_t tasks(const Problem& p) { return ceil_div(p.batch.count() * p.rows, rows_per_task(p)); }
+  static int64_t rows_per_task(const Problem& p) { return max_of(1, kTaskElements / max_of(1, Shape::cols(p))); }
+  static int64_t tasks(const Problem& p) { return ceil_div(p.batch.count() * Shape::rows(p), rows_per_task(p)); }
 
   static void run(const Problem& p, int64_t begin, int64_t end) {
     const int64_t per_task = rows_per_task(p);
-    const int64_t last = min_of(end * per_task, p.batch.count() * p.rows);
+    const int64_t in_entry = Shape::rows(p), last = min_of(end * per_task, p.batch.count() * in_entry);
     for (int64_t row = begin * per_task; row < last;) {
-      const int64_t entry = row / p.rows, first = row % p.rows, count = min_of(p.rows - first, last - row);
+      const int64_t entry = row / in_entry, first = row % in_entry, count = min_of(in_entry - first, last - row);
       Rows rows(p, entry);
       for (int64_t i = first; i < first + count; ++i) rows.row(i);
       row += count;

@@ -19,7 +19,10 @@ constexpr KernelTable make_table(const char* isa) {
           MHA_ALL_DTYPES(SumOverKernel, SumOver),
           MHA_ALL_DTYPES(SumPartialsKernel, SumOver),
           MHA_ALL_DTYPES(FusedForwardKernel, FusedForward),
-          MHA_ALL_DTYPES(FusedMergeKernel, FusedForward)};
+          MHA_ALL_DTYPES(FusedMergeKernel, FusedForward),
+          MHA_ALL_DTYPES(FusedDeltaKernel, FusedBackward),
+          MHA_ALL_DTYPES(FusedBackwardKernel, FusedBackward),
+          MHA_ALL_DTYPES(FusedBiasBackwardKernel, FusedBackward)};
 }
 
 #undef MHA_ALL_DTYPES

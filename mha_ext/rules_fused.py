@@ -1,0 +1,150 @@
+"""Derivatives of fused attention, all of it in one operator.
+
+=========================================  ================================================================
+output and weights                          ``fused_attention``
+their gradient                              ``fused_attention_backward``, from row max and row sum
+everything beyond: gradients of gradients,  the three steps (:func:`by_steps`), whose rules know all derivatives
+forward mode, ``torch.func``
+=========================================  ================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import ops, reference
+from .arguments import expand_together
+from .autograd import distinct_while_compiling, needs_full, older_vmap
+from .rules_steps import attention_scores, dropout, masked_softmax, sum_to_shape, weighted_sum
+
+Drop = Callable[[Tensor], Tensor]
+
+
+def by_steps(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    mask_value: float,
+    window_right: int,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    causal_offsets: Tensor | None = None,
+    seed: Tensor | None = None,
+    window_left: int = reference.UNBOUNDED,
+    causal_offset: int = 0,
+    softcap: float = 0.0,
+    p: float = 0.0,
+    drop: Drop | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The three steps with dropout between the last two; ``drop`` takes dropout's place."""
+    scores = attention_scores(query, key, scale)
+    weights, _ = masked_softmax(
+        scores, bias, sinks, mask, key_lengths, causal_offsets, window_left, window_right, causal_offset, softcap,
+        mask_value,
+    )  # fmt: skip
+    if drop is not None:
+        weights = drop(weights)
+    elif p:
+        weights = dropout(weights, seed, p)
+    expanded, _ = expand_together(("weights", "value"), (weights, value))  # the value may have more batch entries
+    return weighted_sum(expanded, value, 1.0), weights
+
+
+def fused_attention(*args: Any) -> tuple[Tensor, Tensor | None]:
+    """Output and weights. ``args`` are those of :func:`by_steps` up to ``p``, with ``need_weights`` before the bias."""
+    if torch.is_grad_enabled() and _requires_grad(args):
+        return FusedAttention.apply(*distinct_while_compiling(args))
+    output, weights, _, _ = ops.fused_attention(*args[:7], False, *args[7:])
+    return output, weights
+
+
+def _requires_grad(args: tuple[Any, ...]) -> bool:
+    query, key, value = args[:3]
+    options = args[7:9]  # bias and sinks
+    return (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or any(x is not None and x.requires_grad for x in options)
+    )
+
+
+class FusedAttention(torch.autograd.Function):
+    """O = dropout(P) V and, if wanted, the weights dropout(P)."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor | None]:
+        output, weights, row_max, row_sum = ops.fused_attention(*args[:7], True, *args[7:])
+        # Optional tensors: bias, sinks, mask, key_lengths, causal_offsets, seed.
+        ctx.save_for_backward(*args[:3], output, row_max, row_sum, weights, *args[7:13])
+        ctx.numbers, ctx.more_numbers = args[3:6], args[13:]
+        ctx.set_materialize_grads(False)  # weights nobody differentiates must not cost a matrix of zeros
+        if weights is not None and not any(ctx.needs_input_grad[:2] + ctx.needs_input_grad[7:9]):
+            ctx.mark_non_differentiable(weights)  # they do not depend on value
+        return output, weights
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad
+        if grads[0] is None and grads[1] is None:
+            return (None,) * len(wanted)
+        if not torch.compiler.is_compiling() and (torch.is_grad_enabled() or needs_full()):
+            query, key, value, *options = _grads_by_steps(ctx, grads)
+        else:
+            query, key, value, *options = _grads_fused(ctx, grads)
+        if len(wanted) == 7:
+            return query, key, value, None, None, None, None
+        return query, key, value, None, None, None, None, *options, *(None for _ in wanted[9:])
+
+
+def _grads_fused(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value, bias and sinks by the operator."""
+    query, key, value, output, row_max, row_sum, weights, *options = ctx.saved_tensors
+    wanted = ctx.needs_input_grad
+    grad_output, grad_weights = grads
+    wants_bias, wants_sinks = wanted[7:9] if options else (False, False)
+    rest: tuple[Any, ...] = ()
+    if grad_weights is not None or options:
+        rest = (grad_weights, None if grad_weights is None else weights, *options, *ctx.more_numbers)
+    *got, grad_sinks = ops.fused_attention_backward(
+        torch.zeros_like(output) if grad_output is None else grad_output,
+        query, key, value, output, row_max, row_sum, *ctx.numbers, *wanted[:3], wants_bias, *rest,
+    )  # fmt: skip
+    if wants_sinks:
+        sinks = options[1]
+        grad_sinks = sum_to_shape(grad_sinks, (*sinks.shape, 1)).squeeze(-1).to(sinks.dtype)
+    return *got, grad_sinks if wants_sinks else None
+
+
+def _grads_by_steps(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The same with a graph of their own, where their derivatives will be asked for in turn."""
+    query, key, value, _, _, _, _, *options = ctx.saved_tensors
+    bias, sinks, *others = options or (None, None)
+    wanted = (*ctx.needs_input_grad[:3], *(ctx.needs_input_grad[7:9] or (False, False)))
+    with torch.enable_grad():
+        # Views: the gradient with respect to each argument by itself, even where one is computed from another.
+        leaves = [None if x is None else x.view_as(x) for x in (query, key, value, bias, sinks)]
+        results = by_steps(*leaves[:3], *ctx.numbers, *leaves[3:], *others, *ctx.more_numbers)
+    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
+    if not pairs:
+        return (None,) * 5
+    got = iter(
+        torch.autograd.grad(
+            [r for r, _ in pairs],
+            [x for x, wants in zip(leaves, wanted, strict=True) if wants],
+            [g for _, g in pairs],
+            create_graph=torch.is_grad_enabled(),
+            allow_unused=True,
+        )
+    )
+    return tuple(next(got) if wants else None for wants in wanted)
+
+
+older_vmap.impl("fused_attention_backward", reference.fused_attention_backward, "Batched")

@@ -1,0 +1,363 @@
+// Fused attention, forward and backward, through the kernel tables: every level of this machine, every element type,
+// random sizes, strides, grouped heads and all options at random, against the plain loops of naive_attention.h.
+#include "hidden.h"
+#include "naive_attention.h"
+
+namespace {
+
+// Dimensions of the batch without the group, which shares keys and values.
+BatchShape without_group(BatchShape batch) {
+  --batch.ndim;
+  return batch;
+}
+
+// A result in a random layout, and what the plain loops make of it. `bound` is how far off each element may be.
+template <class T>
+struct Result {
+  Stack<T> got, want;
+  std::vector<double> bound;
+  bool wanted = false;
+
+  Output ask(Random& random, const BatchShape& batch, int64_t rows, int64_t cols, bool may_broadcast = false) {
+    wanted = true;
+    got = Stack<T>(random, batch, rows, cols, may_broadcast);
+    got.fill_normal(random, 1);
+    want = got;  // the gaps must stay as they are
+    bound.assign(got.storage.size(), 0);
+    return got.output();
+  }
+  // Each element of the stack once or, where it is broadcast, several times.
+  template <class Visit>
+  void each(const Visit& visit) {
+    for (int64_t e = 0, n = got.batch.count(); e < n; ++e)
+      for (int64_t i = 0; i < got.rows; ++i)
+        for (int64_t j = 0; j < got.cols; ++j) visit(e, i, j);
+  }
+  double& bound_at(int64_t e, int64_t i, int64_t j) {
+    return bound[static_cast<size_t>(&got.at(e, i, j) - got.storage.data())];
+  }
+  void compare(const char* what, const char* about) {
+    if (!wanted) return;
+    each([&](int64_t e, int64_t i, int64_t j) {
+      const double g = got.value(e, i, j), w = want.value(e, i, j);
+      const double allowed = bound_at(e, i, j) + epsilon<T>() * std::fabs(w) + kTiny<T>;
+      CHECK(std::fabs(g - w) <= allowed || (std::isnan(g) && std::isnan(w)),
+            "%s: %s [%ld, %ld, %ld] is %.9g, not %.9g; allowed %.3g", about, what, long(e), long(i), long(j), g, w,
+            allowed);
+    });
+    each([&](int64_t e, int64_t i, int64_t j) { got.at(e, i, j) = want.at(e, i, j); });
+    CHECK(got.same_bytes(want), "%s: %s: something was written between the elements", about, what);
+  }
+};
+
+template <class T>
+struct FusedCase {
+  using Acc = accumulate_t<T>;
+  Attention p;
+  BatchShape kv_batch;
+  Stack<T> query, key, value, bias, sinks;
+  Hidden hidden;
+  char about[200];
+
+  explicit FusedCase(Random& random, const char* isa) {
+    p.dtype = kDType<T>;
+    p.batch.ndim = static_cast<int>(random.integer(2, 4));
+    for (int d = 0; d < p.batch.ndim; ++d) p.batch.size[d] = random.chance(0.03) ? 0 : random.integer(1, 2);
+    p.group = p.batch.size[p.batch.ndim - 1] = random.integer(1, 3);
+    p.heads = p.group * p.batch.size[p.batch.ndim - 2];
+    kv_batch = without_group(p.batch);
+    p.queries = random_size(random), p.keys = random_size(random);
+    p.head_dim = head_size(random), p.value_dim = random.chance(0.6) ? p.head_dim : head_size(random);
+    // Long ones by themselves only: the plain loops are slow.
+    while (p.work() > 1e7) (p.queries > p.keys ? p.queries : p.keys) /= 3;
+
+    query = Stack<T>(random, p.batch, p.queries, p.head_dim, true);
+    key = Stack<T>(random, kv_batch, p.keys, p.head_dim, true);
+    value = Stack<T>(random, kv_batch, p.keys, p.value_dim, true);
+    query.fill_normal(random, random.chance(0.2) ? 10 : 1), key.fill_normal(random, 1), value.fill_normal(random, 1);
+    p.query = query.view, p.key = shared(key), p.value = shared(value);
+    p.scale = random.pick({0.3, 0.3, 1.0, -0.5, 0.0});
+    if (random.chance(0.4)) {
+      bias = Stack<T>(random, p.batch, p.queries, p.keys, true);
+      bias.fill_normal(random, 2);
+      if (random.chance(0.3))  // a bias used as a mask
+        for (T& b : bias.storage)
+          if (random.chance(0.4)) b = narrow<T>(static_cast<Acc>(-kInf));
+      p.bias = bias.view;
+    }
+    if (random.chance(0.3)) {
+      sinks = Stack<T>(random, p.batch, 1, 1, true);
+      sinks.fill_normal(random, 3);
+      p.sinks = sinks.view;
+    }
+    if (random.chance(0.3)) p.softcap = 5;
+    p.mask_value = random.pick({-kInf, -kInf, -kInf, -1e9, -1e39, 0.5});
+    if (random.chance(0.3)) p.dropout = random.pick({0.1, 0.5, 1.0}), p.seed = random.bits();
+    if (random.chance(0.7)) hidden.randomise(random, p.batch, p.queries, p.keys);
+    p.visibility = hidden.visibility;
+    poison(random);
+    std::snprintf(about, sizeof about, "%s %s, batch %ld group %ld, %ld x %ld, D %ld, Dv %ld", isa,
+                  test::name_of(p.dtype), long(p.batch.count()), long(p.group), long(p.queries), long(p.keys),
+                  long(p.head_dim), long(p.value_dim));
+  }
+
+  static int64_t head_size(Random& random) {
+    return random.pick<int64_t>({0, 1, 2, 3, 7, 8, 15, 16, 17, 32, 33, 64, 65, 80, 128});
+  }
+
+  Input shared(const Stack<T>& stack) const {
+    Input view = stack.view;
+    view.batch_stride[p.batch.ndim - 1] = 0;
+    return view;
+  }
+
+  // Keys and values that no query sees may hold anything.
+  void poison(Random& random) {
+    if (p.mask_value != -kInf || !random.chance(0.4)) return;
+    const auto spoil = [&](Stack<T>& stack) {
+      std::vector<bool> seen(stack.storage.size());
+      const auto rows = [&](const auto& visit) {
+        for (int64_t e = 0, n = p.batch.count(); e < n; ++e)
+          for (int64_t j = 0; j < p.keys; ++j) {
+            bool visible = false;
+            for (int64_t i = 0; i < p.queries; ++i) visible = visible || hidden.visible(p.batch, e, i, j);
+            for (int64_t d = 0; d < stack.cols; ++d)
+              visit(static_cast<size_t>(&stack.at(e / p.group, j, d) - stack.storage.data()), visible);
+          }
+      };
+      rows([&](size_t at, bool visible) { seen[at] = seen[at] || visible; });
+      rows([&](size_t at, bool) {
+        if (!seen[at]) stack.storage[at] = narrow<T>(static_cast<Acc>(at % 2 ? kNan : kInf));
+      });
+    };
+    spoil(key), spoil(value);
+  }
+};
+
+// How far the results of one query row may be off. A logit of size m, a sum of head_dim products, is off by some
+// (head_dim + 8) eps m, e^x by as much relatively; P and dS may be rounded to T before they are multiplied; sums of n
+// terms are off by n eps of the summed magnitudes.
+template <class T>
+struct RowBounds {
+  using Acc = accumulate_t<T>;
+  static constexpr double kRoundings = 2;  // of P or dS to T: half a unit each, and again where parts are merged
+  const Attention& p;
+  naive::Rows<T>& row;
+  const double eps = epsilon<Acc>();
+  double logit_error = 0;
+
+  RowBounds(naive::Rows<T>& r, int64_t i) : p(r.p), row(r) {
+    double largest = row.sinks ? std::fabs(row.sinks.at(0)) : 0;
+    for (int64_t j = 0; j < p.keys; ++j) {
+      if (!row.visible(i, j)) continue;
+      double size = 0;
+      for (int64_t d = 0; d < p.head_dim; ++d) size += std::fabs(row.query.at(i, d) * row.key.at(j, d));
+      size *= std::fabs(p.scale);
+      if (row.bias && std::isfinite(row.bias.at(i, j))) size += std::fabs(row.bias.at(i, j));
+      largest = std::max(largest, size);
+    }
+    if (std::isfinite(p.mask_value)) largest = std::max(largest, std::min(1e3, std::fabs(p.mask_value)));
+    logit_error = eps * (static_cast<double>(p.head_dim) + 8) * largest;
+  }
+  double weight_error() const {
+    return 4 * logit_error + eps * static_cast<double>(p.keys + 16) + kRoundings * epsilon<T>();
+  }
+};
+
+template <class T>
+struct ForwardResults {
+  using Acc = accumulate_t<T>;
+  FusedForward p;
+  Result<T> output, weights;
+  Stack<Acc> row_max, row_sum;
+
+  ForwardResults(Random& random, const Attention& problem, bool need_weights, bool need_statistics) {
+    static_cast<Attention&>(p) = problem;
+    p.output = output.ask(random, p.batch, p.queries, p.value_dim);
+    if (need_weights) p.weights = weights.ask(random, p.batch, p.queries, p.keys);
+    if (need_statistics) {
+      row_max = Stack<Acc>(random, p.batch, p.queries, 1, false);
+      row_sum = Stack<Acc>(random, p.batch, p.queries, 1, false);
+      p.row_max = row_max.output(), p.row_sum = row_sum.output();
+    }
+  }
+
+  void run(Random& random, const cpu::KernelTable& table) {
+    run_in_pieces(random, table.fused_forward[static_cast<int>(p.dtype)], p);
+  }
+
+  void check(const char* about) {
+    FusedForward plain = p;
+    plain.output = output.want.output();
+    if (weights.wanted) plain.weights = weights.want.output();
+    plain.row_max = plain.row_sum = {};
+    for (int64_t e = 0, n = p.batch.count(); e < n; ++e) {
+      naive::Rows<T> row(p, e);
+      for (int64_t i = 0; i < p.queries; ++i) {
+        naive::forward_row<T>(plain, e, i);
+        row.compute(i);
+        const RowBounds<T> bounds(row, i);
+        for (int64_t j = 0; j < p.keys; ++j) {
+          const double w = row.weight[j] * row.kept[j], error = w * bounds.weight_error();
+          if (weights.wanted) weights.bound_at(e, i, j) = error;
+          if (w == 0) continue;
+          for (int64_t d = 0; d < p.value_dim; ++d) output.bound_at(e, i, d) += error * std::fabs(row.value.at(j, d));
+        }
+      }
+    }
+    output.compare("output", about);
+    weights.compare("weight", about);
+  }
+};
+
+template <class T>
+void test_forward(Random& random, const cpu::KernelTable& table) {
+  const FusedCase<T> c(random, table.isa);
+  ForwardResults<T> results(random, c.p, random.chance(0.4), random.chance(0.5));
+  const auto& kernel = table.fused_forward[static_cast<int>(kDType<T>)];
+  kernel.run(results.p, 0, kernel.tasks(results.p));
+  const Stack<T> whole = results.output.got;
+  results.run(random, table);
+  CHECK(results.output.got.same_bytes(whole), "%s: the output depends on the tasks' order", c.about);
+  results.check(c.about);
+}
+
+template <class T>
+struct BackwardResults {
+  using Acc = accumulate_t<T>;
+  FusedBackward p;
+  Result<T> query, key, value, bias;
+  Result<Acc> sink_rows;
+  Stack<Acc> delta;
+
+  BackwardResults(Random& random, const FusedCase<T>& c, const ForwardResults<T>& forward, const Stack<T>& grad_output,
+                  const Stack<T>* grad_weights) {
+    static_cast<Attention&>(p) = c.p;
+    p.output = forward.output.got.view, p.grad_output = grad_output.view;
+    if (grad_weights) p.weights = forward.weights.got.view, p.grad_weights = grad_weights->view;
+    p.row_max = forward.row_max.view, p.row_sum = forward.row_sum.view;
+    delta = Stack<Acc>(random, p.batch, p.queries, 1, false);
+    p.delta = delta.output();
+    const auto shared = [&](Output view) {
+      view.batch_stride[p.batch.ndim - 1] = 0;
+      return view;
+    };
+    if (random.chance(0.8)) p.grad_query = query.ask(random, p.batch, p.queries, p.head_dim);
+    if (random.chance(0.8)) p.grad_key = shared(key.ask(random, c.kv_batch, p.keys, p.head_dim));
+    if (random.chance(0.8)) p.grad_value = shared(value.ask(random, c.kv_batch, p.keys, p.value_dim));
+    if (p.bias && random.chance(0.8)) p.grad_bias = bias.ask(random, p.batch, p.queries, p.keys, true);
+    if (p.sinks) p.grad_sink_rows = sink_rows.ask(random, p.batch, p.queries, 1);
+  }
+
+  void run(Random& random, const cpu::KernelTable& table) {
+    const int type = static_cast<int>(p.dtype);
+    run_in_pieces(random, table.fused_delta[type], p);
+    if (query.wanted || key.wanted || value.wanted) run_in_pieces(random, table.fused_backward[type], p);
+    if (bias.wanted) run_in_pieces(random, table.fused_bias_backward[type], p);
+  }
+
+  void check(const char* about) {
+    FusedBackward plain = p;
+    const auto redirect = [](Output& view, auto& result) {
+      if (result.wanted) view.data = result.want.storage.data();
+    };
+    redirect(plain.grad_query, query), redirect(plain.grad_key, key), redirect(plain.grad_value, value);
+    redirect(plain.grad_bias, bias), redirect(plain.grad_sink_rows, sink_rows);
+    Stack<Acc> plain_delta = delta;
+    plain.delta = plain_delta.output();
+    for (int64_t e = 0, n = p.batch.count(); e < n; ++e) {
+      for (int64_t i = 0; i < p.queries; ++i) naive::delta_row<T>(plain, e, i);
+      if (e % p.group == 0) naive::backward_group<T>(plain, e / p.group);
+      set_bounds(e);
+    }
+    if (bias.wanted) naive::bias_backward<T>(plain, static_cast<int64_t>(bias.want.storage.size()));
+    query.compare("dQ", about), key.compare("dK", about), value.compare("dV", about);
+    bias.compare("dbias", about), sink_rows.compare("dsink", about);
+  }
+
+  void set_bounds(int64_t e) {
+    naive::Rows<T> row(p, e);
+    const naive::In<T> output(p.batch, e, p.output), grad_output(p.batch, e, p.grad_output);
+    const naive::In<T> weights(p.batch, e, p.weights), grad_weights(p.batch, e, p.grad_weights);
+    const double softcap = p.softcap, eps = epsilon<Acc>();
+    const int64_t kv = e / p.group;
+    for (int64_t i = 0; i < p.queries; ++i) {
+      row.compute(i);
+      const RowBounds<T> bounds(row, i);
+      double delta_size = 0;  // the sum of magnitudes in delta
+      for (int64_t d = 0; d < p.value_dim; ++d) delta_size += std::fabs(output.at(i, d) * grad_output.at(i, d));
+      for (int64_t j = 0; grad_weights && j < p.keys; ++j)
+        delta_size += std::fabs(weights.at(i, j) * grad_weights.at(i, j));
+      const double sum_error = eps * static_cast<double>(p.value_dim + p.keys + 16);
+      if (sink_rows.wanted)
+        sink_rows.bound_at(e, i, 0) = row.sink_weight * delta_size * (bounds.weight_error() + sum_error);
+      for (int64_t j = 0; j < p.keys; ++j) {
+        const double w = row.weight[j], used = w * row.kept[j];
+        if (w == 0) continue;
+        double size = delta_size;  // |dP| + |delta|, by summed magnitudes
+        if (row.kept[j] != 0) {
+          double dp = grad_weights ? std::fabs(grad_weights.at(i, j)) : 0;
+          for (int64_t d = 0; d < p.value_dim; ++d) dp += std::fabs(grad_output.at(i, d) * row.value.at(j, d));
+          size += dp * row.kept[j];
+          for (int64_t d = 0; value.wanted && d < p.value_dim; ++d)
+            value.bound_at(kv, j, d) += used * std::fabs(grad_output.at(i, d)) * (bounds.weight_error() + row_terms());
+        }
+        if (!row.visible(i, j)) continue;
+        double error = w * size * (bounds.weight_error() + sum_error);
+        if (bias.wanted) bias.bound_at(e, i, j) += error + w * size * row_terms();
+        error = error * row.slope[j] + (softcap != 0 ? 2 / softcap * bounds.logit_error * w * size : 0);
+        error += w * size * row.slope[j] * row_terms();
+        for (int64_t d = 0; d < p.head_dim; ++d) {
+          const double scaled = std::fabs(p.scale) * error;
+          if (query.wanted) query.bound_at(e, i, d) += scaled * std::fabs(row.key.at(j, d));
+          if (key.wanted) key.bound_at(kv, j, d) += scaled * std::fabs(row.query.at(i, d));
+        }
+      }
+    }
+  }
+  // Of sums over queries, group and batch.
+  double row_terms() const { return epsilon<Acc>() * static_cast<double>(p.batch.count() * p.queries + 8); }
+};
+
+template <class T>
+void test_backward(Random& random, const cpu::KernelTable& table) {
+  const FusedCase<T> c(random, table.isa);
+  const bool through_weights = random.chance(0.3);
+  ForwardResults<T> forward(random, c.p, through_weights, true);
+  forward.run(random, table);
+  Stack<T> grad_output(random, c.p.batch, c.p.queries, c.p.value_dim, true);
+  Stack<T> grad_weights(random, c.p.batch, c.p.queries, c.p.keys, true);
+  grad_output.fill_normal(random, 1), grad_weights.fill_normal(random, 1);
+  if (c.p.batch.count() * c.p.queries * c.p.keys == 0) return;  // the operator's business: no kernel is asked
+  BackwardResults<T> results(random, c, forward, grad_output, through_weights ? &grad_weights : nullptr);
+  results.run(random, table);
+  const Stack<T> first[] = {results.query.got, results.key.got, results.value.got, results.bias.got};
+  results.run(random, table);
+  const Stack<T>* second[] = {&results.query.got, &results.key.got, &results.value.got, &results.bias.got};
+  for (int n = 0; n < 4; ++n)
+    CHECK(second[n]->same_bytes(first[n]), "%s: gradient %d depends on the tasks' order", c.about, n);
+  results.check(c.about);
+}
+
+template <class T>
+void test_type(const cpu::KernelTable& table, int rounds) {
+  Random random;
+  for (int i = 0; i < rounds; ++i) {
+    test_forward<T>(random, table);
+    test_backward<T>(random, table);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
+  for (const std::string& isa : cpu::supported_isas()) {
+    cpu::set_isa(isa);
+    test_type<double>(cpu::kernels(), rounds);
+    test_type<float>(cpu::kernels(), rounds);
+    test_type<bfloat16>(cpu::kernels(), rounds);
+    test_type<float16>(cpu::kernels(), rounds);
+  }
+  return test::summary("fused");
+}

@@ -1,0 +1,229 @@
+"""Hard inputs through the fused operator without weights, where no matrix of scores exists: NaN behind masks, empty
+rows, huge logits; and how results are laid out in memory."""
+
+import math
+
+import cases
+import oracle
+import pytest
+import torch
+from cases import Case, lay_out
+from tolerances import assert_same_bits
+
+import mha_ext
+
+BAD = (float("nan"), float("inf"), float("-inf"))
+LK = 150  # three blocks of keys, the last not full
+VISIBLE = 131
+HIDING = {
+    "mask": dict(mask=(torch.arange(LK) < VISIBLE).expand(1, LK)),
+    "mask_full": dict(mask=(torch.arange(LK) < VISIBLE).expand(2, 2, 70, LK).contiguous()),
+    "key_lengths": dict(key_lengths=torch.tensor([VISIBLE, 64])),
+    "causal": dict(is_causal=True, causal_offset=VISIBLE - 70),
+    "window": dict(window=(33, 2), causal_offset=VISIBLE - 72),
+    "softcap": dict(mask=(torch.arange(LK) < VISIBLE).expand(1, LK), softcap=2.0),
+    "sinks": dict(mask=(torch.arange(LK) < VISIBLE).expand(1, LK), sinks=torch.tensor([0.5, -1.0])),
+    "dropout": dict(key_lengths=torch.tensor([VISIBLE, 64]), dropout=0.3),
+}
+
+
+def gradients(tensors, options):
+    """Output and gradients of a call without weights."""
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in tensors.items()}
+    torch.manual_seed(1)
+    output, _ = mha_ext.attention(**leaves, **options, need_weights=False)
+    grads = torch.autograd.grad(output.square().sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return {"output": output.detach(), **dict(zip(leaves, grads, strict=True))}
+
+
+def inputs(case):
+    query, key, value, _ = case.build()
+    return {"query": query, "key": key, "value": value}
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("how", HIDING)
+def test_hidden_keys_and_values_may_hold_anything(how, dtype, bad):
+    """The same bits as with zeros there, gradients included; their own gradients are 0."""
+    options = {n: x.to(dtype) if n == "sinks" else x for n, x in HIDING[how].items()}
+    tensors = inputs(Case(dtype=dtype, lq=70, lk=LK, d=40, dv=24))
+    tensors["bias"] = torch.randn(1, 2, 1, LK).to(dtype)
+    clean, spoilt = ({n: x.clone() for n, x in tensors.items()} for _ in range(2))
+    for n in ("key", "value"):
+        clean[n][..., VISIBLE:, :], spoilt[n][..., VISIBLE:, :] = 0, bad
+    clean["bias"][..., VISIBLE:], spoilt["bias"][..., VISIBLE:] = 0, bad
+    want, got = gradients(clean, options), gradients(spoilt, options)
+    for name in want:
+        assert_same_bits(got[name], want[name], f"{how}: {name}")
+    for name in ("key", "value"):
+        assert (got[name][..., VISIBLE:, :] == 0).all()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_a_query_that_sees_nothing_may_hold_anything(dtype, bad):
+    """Query, and what comes back for its output, in rows that are empty: no trace in any result."""
+    tensors = inputs(Case(dtype=dtype, lq=70, lk=90, d=40))
+    options = {"mask": (torch.arange(70) % 7 != 3)[:, None]}
+    leaves = [x.requires_grad_() for x in tensors.values()]
+    spoilt = tensors["query"].detach().clone()
+    spoilt[..., 3::7, :] = bad
+    upstream = torch.randn(2, 2, 70, 40).to(dtype)
+    dirty_upstream = upstream.clone()
+    dirty_upstream[..., 3::7, :] = bad
+    want = mha_ext.attention(*leaves, **options, need_weights=False)[0]
+    leaves_dirty = [spoilt.requires_grad_(), *leaves[1:]]
+    got = mha_ext.attention(*leaves_dirty, **options, need_weights=False)[0]
+    assert_same_bits(got, want)
+    assert (got[..., 3::7, :] == 0).all()
+    for a, b in zip(
+        torch.autograd.grad(got, leaves_dirty, dirty_upstream), torch.autograd.grad(want, leaves, upstream), strict=True
+    ):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_a_visible_nan_shows(name, dtype):
+    """In the rows that see it and in no other."""
+    tensors = inputs(Case(dtype=dtype, lq=70, lk=70, d=16))
+    tensors[name][0, 1, 20, 3] = math.nan
+    output, _ = mha_ext.attention(**tensors, is_causal=True, need_weights=False)
+    rows = torch.zeros(2, 2, 70, dtype=torch.bool)
+    rows[0, 1, slice(20, 21) if name == "query" else slice(20, None)] = True
+    assert torch.equal(torch.isnan(output).any(-1), rows)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_rows_with_nothing_to_see(dtype, sinks):
+    """Output and gradients exactly 0, whole calls and single rows."""
+    tensors = inputs(Case(dtype=dtype, lq=70, lk=90, d=24))
+    if sinks:
+        tensors["sinks"] = torch.randn(2).to(dtype)
+    for options in (
+        {"mask": torch.zeros(1, 90, dtype=torch.bool)},
+        {"key_lengths": torch.zeros(2, dtype=torch.int64)},
+        {"is_causal": True, "causal_offset": -70},
+        {"bias": torch.full((70, 90), -math.inf).to(dtype)},
+    ):
+        for name, x in gradients(tensors, options).items():
+            assert (x == 0).all(), f"{name}, {options}"
+    got = gradients(tensors, {"is_causal": True, "causal_offset": -30})
+    assert (got["output"][..., :30, :] == 0).all()
+    assert (got["query"][..., :30, :] == 0).all()
+    assert (got["output"][..., 30:, :] != 0).all()
+
+
+def exact_problem(size, dtype):
+    """Query and key of powers of two, so that every score is exact in float32 and many are equal: row maxima are
+    shared by several keys, which is where a log-sum loses them."""
+    generator = torch.Generator().manual_seed(0)
+
+    def signs(*shape):
+        return torch.randint(-1, 2, shape, generator=generator).to(dtype)
+
+    unit = 2.0 ** (int(math.log2(size / 8)) / 2)
+    query, key = signs(1, 2, 96, 16) * 2.0 ** math.floor(math.log2(unit)), signs(1, 2, 200, 16)
+    key = key * 2.0 ** math.ceil(math.log2(unit))
+    return {"query": query, "key": key, "value": torch.randn(1, 2, 200, 24, generator=generator).to(dtype)}
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e8])
+@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(sinks=True), dict(bias=True)], ids=str)
+def test_large_logits(size, options):
+    """|score| up to `size` in float32: the relative error of dV stays under 1e-3, and dQ and dK stay finite."""
+    tensors = exact_problem(size, torch.float32)
+    options = dict(options)
+    if options.get("sinks"):
+        options["sinks"] = torch.tensor([size, 0.0])
+    if options.get("bias"):
+        options["bias"] = torch.zeros(1, 200)
+    scores = tensors["query"] @ tensors["key"].mT
+    assert size / 8 < scores.abs().max() <= size * 4
+    leaves = [x.requires_grad_() for x in tensors.values()]
+    upstream = torch.randn(1, 2, 96, 24)
+    grads = torch.autograd.grad(
+        mha_ext.attention(*leaves, **options, scale=1.0, need_weights=False)[0], leaves, upstream
+    )
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    wide = {n: x.double() if torch.is_tensor(x) else x for n, x in options.items()}
+    right = torch.autograd.grad(oracle.attention(*exact, **wide, scale=1.0)[0], exact, upstream.double())
+    assert ((grads[2] - right[2]).norm() / right[2].norm()) < 1e-3
+    assert all(torch.isfinite(g).all() for g in grads)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_scores_beyond_the_range_of_float16(dtype, need_weights):
+    """Scores of 102400 are never stored in the inputs' dtype, so float16's end at 65504 does not matter."""
+    query, key = torch.full((1, 1, 3, 64), 40.0).to(dtype), torch.full((1, 1, 5, 64), 40.0).to(dtype)
+    value = torch.randn(1, 1, 5, 4).to(dtype)
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    output, weights = mha_ext.attention(*leaves, scale=1.0, need_weights=need_weights)
+    grads = torch.autograd.grad(output.sum(), leaves)
+    eps = torch.finfo(dtype).eps
+    mean = value.detach().double().mean(-2, keepdim=True)
+    assert ((output - mean).abs() <= 2 * eps * value.detach().double().abs().sum(-2, keepdim=True)).all()
+    assert ((grads[2] - 3 / 5).abs() <= 4 * eps).all()
+    assert all(torch.isfinite(g).all() for g in grads)
+    if need_weights:
+        assert ((weights - 0.2).abs() <= eps).all()
+
+
+LAYOUTS = ("contiguous", "blhd", "permuted", "strided")
+
+
+def heads_inside(x):
+    return x.transpose(-2, -3).is_contiguous()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_follow_the_layout_of_the_inputs(layout):
+    """(B, L, H, D) views give an output and gradients of that layout; everything else is contiguous."""
+    case = Case(batch=(2,), heads=4, kv_heads=2, lq=5, lk=7, d=8, dv=6)
+    tensors = {n: lay_out(x, layout).requires_grad_() for n, x in inputs(case).items()}
+    output, weights = mha_ext.attention(**tensors, enable_gqa=True)
+    grads = torch.autograd.grad(output.sum() + weights.square().sum(), list(tensors.values()))
+    for x in (output, *grads):
+        assert heads_inside(x) if layout == "blhd" else x.is_contiguous()
+    assert weights.is_contiguous()
+
+
+def test_each_gradient_follows_its_own_input():
+    case = Case(batch=(2,), heads=4, lq=5, lk=7)
+    query, key, value, _ = case.build()
+    leaves = [x.requires_grad_() for x in (query, lay_out(key, "blhd"), value)]
+    output, _ = mha_ext.attention(*leaves)
+    assert output.is_contiguous()
+    for grad, inside in zip(torch.autograd.grad(output.sum(), leaves), (False, True, False), strict=True):
+        assert heads_inside(grad) == inside
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 5, 8), (2, 4, 1, 8), (1, 1, 1, 1)], ids=str)
+def test_a_single_head_or_query_has_one_layout(shape):
+    batch, heads, length, size = shape
+    query = torch.randn(batch, length, heads, size).transpose(1, 2)
+    assert mha_ext.attention(query, query, query)[0].is_contiguous()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("layout", ["blhd", "permuted", "strided"])
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_bits_do_not_depend_on_the_layout(layout, dtype):
+    """Whatever the strides, forward and backward give the bits of contiguous inputs."""
+    tensors = inputs(Case(dtype=dtype, batch=(2,), heads=4, lq=70, lk=90, d=40, dv=24))
+    want = gradients(tensors, {"is_causal": True})
+    leaves = {n: lay_out(x, layout).requires_grad_() for n, x in tensors.items()}
+    output, _ = mha_ext.attention(**leaves, is_causal=True, need_weights=False)
+    grads = torch.autograd.grad(output.square().sum(), list(leaves.values()))
+    assert_same_bits(output, want["output"])
+    for name, grad in zip(leaves, grads, strict=True):
+        assert_same_bits(grad, want[name], name)
