@@ -8,16 +8,13 @@ namespace mha {
 
 // With enough key/value heads each of them is a task. With fewer, the keys of a head and its queries are cut into
 // `ranges` parts each, and the launch makes as many waves: in wave t the task of key range c adds what query range
-// (t - c) mod ranges contributes. No two tasks of a wave touch the same part of dQ, dK or dV, and the sums of every part
-// grow in the order of the waves, in a workspace. (With causality there is nothing to do where the query range lies
-// before the key range; t - c spreads these pairs evenly over the waves, c + t would not.)
+// (t - c) mod ranges contributes. No two tasks of a wave touch the same part of dQ, dK or dV, and the sums of every
+// part grow in the order of the waves, in a workspace. (With causality there is nothing to do where the query range
+// lies before the key range; t - c spreads these pairs evenly over the waves, c + t would not.)
 struct BackwardPlan {
   static constexpr int64_t kTasks = 16;  // four each for four threads; as the products are cut
   // A range is a whole number of blocks of this many keys, and of this many queries.
-#ifndef BKEYS
-#define BKEYS 128
-#endif
-  static constexpr int64_t kKeys = BKEYS, kQueries = 256;
+  static constexpr int64_t kKeys = 128, kQueries = 256;
   static constexpr int64_t kWorkspaceBytes = 24 << 20;  // heads that do not fit together take turns
 
   int64_t heads;                             // key/value heads, all batch entries together
@@ -33,7 +30,9 @@ struct BackwardPlan {
 
 MHA_INLINE BackwardPlan backward_plan(const FusedBackward& p) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const auto clamp = [](int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; };
+  const auto clamp = [](int64_t x, int64_t low, int64_t high) {
+    return x < low || high < low ? low : x < high ? x : high;
+  };
   // Kernels keep dQ in panels of at most 64 queries; rows are padded by up to 16 elements, numbers of rows to 32.
   const auto padded = [&](int64_t n) { return ceil_div(n, 32) * 32; };
   BackwardPlan plan;
@@ -46,7 +45,7 @@ MHA_INLINE BackwardPlan backward_plan(const FusedBackward& p) {
   plan.at_once = whole_heads ? plan.heads : clamp(BackwardPlan::kWorkspaceBytes / (bytes + 1), 1, plan.heads);
   plan.ranges = clamp(ceil_div(BackwardPlan::kTasks, plan.at_once), 1, ceil_div(p.keys, BackwardPlan::kKeys));
   plan.ranges = clamp(plan.ranges, 1, p.group * ceil_div(p.queries, BackwardPlan::kQueries));
-  if (plan.ranges == 1) plan.at_once = plan.heads;
+  if (plan.ranges == 1) plan.at_once = clamp(plan.heads, 1, plan.heads);
   return plan;
 }
 

@@ -8,6 +8,7 @@
 #include "../../core/attention.h"
 #include "../../core/backward_plan.h"
 #include "../../core/finite.h"
+#include "../../core/fused_plan.h"
 #include "../../core/half.h"
 #include "../../core/masking.h"
 #include "../../core/philox.h"

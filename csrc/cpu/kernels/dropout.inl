@@ -40,52 +40,68 @@ MHA_INLINE void dropout_fields(const PhiloxVec& block, uint16_t* fields) {
   std::memcpy(fields, quads, sizeof quads);
 }
 
+// The rows of one matrix.
+template <class Acc>
+struct RowDropout {
+  static constexpr int L = kLanes<Acc>;
+  uint32_t key0, key1, head, batch;
+  int32_t threshold;
+
+  static RowDropout of(double p, uint64_t seed, int64_t entry, int64_t heads) {
+    return {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(entry % heads),
+            static_cast<uint32_t>(entry / heads), static_cast<int32_t>(dropout_threshold(p))};
+  }
+
+  // weights(j, n) is what stands at keys j .. j+n-1 of row i, write(j, n, w) takes what remains of it. Keys
+  // [begin, end), where begin is a multiple of kKeysPerBlock.
+  template <class Weights, class Write>
+  MHA_INLINE_MEMBER void row(int64_t i, int64_t begin, int64_t end, Weights&& weights, Write&& write) const {
+    alignas(kVectorBytes) uint16_t fields[kKeysPerRegister];
+    WordVec key_block = {};
+    for (int lane = 0; lane < kWordLanes; ++lane) key_block[lane] = static_cast<uint64_t>(begin / kKeysPerBlock + lane);
+    const WordVec zero = {};
+    for (int64_t j = begin; j < end; j += kKeysPerRegister, key_block += kWordLanes) {
+      const PhiloxVec counter{{static_cast<uint32_t>(i) + zero, key_block, head + zero, batch + zero}};
+      dropout_fields(philox4x32(counter, key0, key1), fields);
+      const int64_t n = min_of(kKeysPerRegister, end - j);
+      int64_t k = 0;
+      for (; k + L <= n; k += L) write(j + k, L, kept(weights(j + k, L), fields + k));
+      if (k < n) {
+        const int rest = static_cast<int>(n - k);
+        write(j + k, rest, kept(weights(j + k, rest), fields + k));
+      }
+    }
+  }
+
+  // A dropped weight is 0 even where it was NaN.
+  MHA_INLINE_MEMBER Vec<Acc> kept(Vec<Acc> w, const uint16_t* fields) const {
+    return select<Acc>(widen_integers<Acc>(fields) >= threshold, w, Vec<Acc>{});
+  }
+};
+
 template <class T>
 struct DropoutRows {
   using Acc = accumulate_t<T>;
-  static constexpr int L = kLanes<Acc>;
 
   const int64_t cols;
   const MatrixReader<T> weights;
   const MatrixWriter<T> out;
-  const uint32_t key0, key1, head, batch;
-  const int32_t threshold;
+  const RowDropout<Acc> dropout;
   const Acc keep_scale;
 
   DropoutRows(const Dropout& p, int64_t entry)
       : cols(p.cols),
         weights(p.batch, entry, p.weights),
         out(p.batch, entry, p.out),
-        key0(static_cast<uint32_t>(p.seed)),
-        key1(static_cast<uint32_t>(p.seed >> 32)),
-        head(static_cast<uint32_t>(entry % p.batch.size[p.batch.ndim - 1])),
-        batch(static_cast<uint32_t>(entry / p.batch.size[p.batch.ndim - 1])),
-        threshold(static_cast<int32_t>(dropout_threshold(p.p))),
+        dropout(RowDropout<Acc>::of(p.p, p.seed, entry, p.batch.size[p.batch.ndim - 1])),
         keep_scale(static_cast<Acc>(1 / (1 - p.p))) {}
 
   void row(int64_t i) const {
     const RowReader<T> w = weights.row(i);
     const RowWriter<T> o = out.row(i);
-    alignas(kVectorBytes) uint16_t fields[kKeysPerRegister];
-    WordVec key_block = {};
-    for (int lane = 0; lane < kWordLanes; ++lane) key_block[lane] = lane;
-    const WordVec zero = {};
-    for (int64_t j = 0; j < cols; j += kKeysPerRegister, key_block += kWordLanes) {
-      const PhiloxVec counter{{static_cast<uint32_t>(i) + zero, key_block, head + zero, batch + zero}};
-      dropout_fields(philox4x32(counter, key0, key1), fields);
-      const int64_t n = min_of(kKeysPerRegister, cols - j);
-      int64_t k = 0;
-      for (; k + L <= n; k += L) o.write(j + k, L, dropped(w.read(j + k, L), fields + k));
-      if (k < n) {
-        const int rest = static_cast<int>(n - k);
-        o.write(j + k, rest, dropped(w.read(j + k, rest), fields + k));
-      }
-    }
-  }
-
-  // A dropped weight is 0 even where it was NaN.
-  MHA_INLINE_MEMBER Vec<Acc> dropped(Vec<Acc> w, const uint16_t* fields) const {
-    return select<Acc>(widen_integers<Acc>(fields) >= threshold, w * keep_scale, Vec<Acc>{});
+    dropout.row(
+        i, 0, cols, [&](int64_t j, int n) { return w.read(j, n) * keep_scale; },
+        [&](int64_t j, int n, Vec<Acc> v) { o.write(j, n, v); });
   }
 };
 

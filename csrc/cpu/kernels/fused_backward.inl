@@ -1,5 +1,5 @@
-// Fused backward: dQ, dK and dV. For a group of panels of queries, block by block of keys, with P and dS from the tiles of
-// fused_gradients.inl:
+// Fused backward: dQ, dK and dV. For a group of panels of queries, block by block of keys, with P and dS from the tiles
+// of fused_gradients.inl:
 //   dQ^T += K^T dS^T       panel by panel
 //   dV   += P dO           the queries of the whole group as depth
 //   dK   += dS Q
@@ -30,7 +30,7 @@ struct BackwardTask {
   Sums sums;
   Tiles tiles;
   GroupPanel panels[kPanels];
-  int count = 0;  // of the group at hand
+  int count = 0;                          // of the group at hand
   Factor<T> query_columns, grad_columns;  // Q and dO of the group
   LaneRows<Word> queries, grad_outputs;   // the same, for the products
   KeyRows<Element> weights, grads;        // P after dropout and dS of the block at hand
@@ -124,10 +124,10 @@ struct BackwardTask {
     const int64_t lanes = last.query + last.lanes - first.query;
     query_columns = columns_of<T>(p, first.entry, p.query, first.query, lanes, p.head_dim);
     grad_columns = columns_of<T>(p, first.entry, p.grad_output, first.query, lanes, p.value_dim);
-    queries = Sums::lane_rows(part.only_finite ? keep_finite(query_columns, finite_queries) : query_columns,
-                              packed_queries);
-    grad_outputs = Sums::lane_rows(part.only_finite ? keep_finite(grad_columns, finite_grads) : grad_columns,
-                                   packed_grads);
+    queries =
+        Sums::lane_rows(part.only_finite ? keep_finite(query_columns, finite_queries) : query_columns, packed_queries);
+    grad_outputs =
+        Sums::lane_rows(part.only_finite ? keep_finite(grad_columns, finite_grads) : grad_columns, packed_grads);
   }
 
   void add_block(int64_t key, int64_t n) {
@@ -192,8 +192,7 @@ struct BackwardTask {
       sums.template add_to_queries<NV>(panel.sums, columns, grads_by_depth, kStride, size);
     else sums.template add_to_queries<NV>(panel.sums, columns, grads.at(first, panel.lane), kRowStride, size);
     if (part.only_finite)
-      sums.add_unbounded_to_queries(panel.sums, kStride,
-                                    columns_of<T>(p, panel.at.entry, p.key, key, size, p.head_dim),
+      sums.add_unbounded_to_queries(panel.sums, kStride, columns_of<T>(p, panel.at.entry, p.key, key, size, p.head_dim),
                                     {grads.at(first, 0), kRowStride}, panel.lane, NV);
   }
 
@@ -201,19 +200,19 @@ struct BackwardTask {
   template <int NV>
   void keep_tile(const GroupPanel& panel, int64_t key, int64_t row, int64_t n, Word* by_depth) const {
     constexpr int64_t kStride = NV * W + Rules::kPanelPadding;
-    tiles.template each_row<NV>(p, panel, key, round_up(n, kRowsPadded),
-                                [&](int64_t j, const auto& weight, const auto& grad) {
+    tiles.template each_row<NV>(
+        p, panel, key, round_up(n, kRowsPadded), [&](int64_t j, const auto& weight, const auto& grad) {
 #pragma GCC unroll 2
-      for (int i = 0; i < Rules::kDepth; ++i) {
-        Rules::template store_row<Element>(weights.at(row + j + i, panel.lane), weight[i], false);
-        Rules::template store_row<Element>(grads.at(row + j + i, panel.lane), grad[i], false);
-      }
-      if constexpr (Rules::kDepth > 1) {
+          for (int i = 0; i < Rules::kDepth; ++i) {
+            Rules::template store_row<Element>(weights.at(row + j + i, panel.lane), weight[i], false);
+            Rules::template store_row<Element>(grads.at(row + j + i, panel.lane), grad[i], false);
+          }
+          if constexpr (Rules::kDepth > 1) {
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v)
-          Rules::store_words(by_depth + j / Rules::kDepth * kStride + v * W, {grad[0][v], grad[1][v]});
-      }
-    });
+            for (int v = 0; v < NV; ++v)
+              Rules::store_words(by_depth + j / Rules::kDepth * kStride + v * W, {grad[0][v], grad[1][v]});
+          }
+        });
   }
 
   // dV += P dO, dK += dS Q with the lanes of the panels that look at the block.

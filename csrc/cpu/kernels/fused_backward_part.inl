@@ -2,7 +2,7 @@
 
 // What one task adds up: what some queries of a key/value head contribute to some keys and the reverse.
 struct BackwardPart {
-  int64_t head;                // key/value head
+  int64_t head;  // key/value head
   KeyRange keys;
   int64_t first_group, groups;  // of all query heads that share the head
   bool want_query, want_key, want_value;

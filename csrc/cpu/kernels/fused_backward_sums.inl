@@ -74,7 +74,8 @@ struct BackwardSums {
 
   // dQ^T += K^T dS^T for one panel.
   template <int NV>
-  void add_to_queries(Acc* sums, const RowFactor& key_columns, const Word* grads, int64_t grads_stride, int64_t n) const {
+  void add_to_queries(Acc* sums, const RowFactor& key_columns, const Word* grads, int64_t grads_stride,
+                      int64_t n) const {
     constexpr int64_t kStride = NV * W + Rules::kPanelPadding;
     SumSink<Acc> sink{{p.head_dim, NV * W, sums, kStride, true}};
     PanelRows<Word>::template run<NV>(sink, key_columns, grads, grads_stride, 0, ceil_div(n, Rules::kDepth));
@@ -85,8 +86,12 @@ struct BackwardSums {
                    const LaneRows<Word>& factor) const {
     const int64_t stride = row_stride(columns), first = lanes.begin / Rules::kDepth;
     constexpr int64_t kElement = sizeof(Element), kWord = sizeof(Word);
-    const RowFactor left = {reinterpret_cast<const char*>(rows.at(keys.begin, lanes.begin)), rows.stride * kElement,
-                            kWord, INT32_MAX, 0, false};
+    const RowFactor left = {reinterpret_cast<const char*>(rows.at(keys.begin, lanes.begin)),
+                            rows.stride * kElement,
+                            kWord,
+                            INT32_MAX,
+                            0,
+                            false};
     const PanelSpread spread = PanelSpread::of(columns, W);
     for (int64_t panel = 0; panel < spread.panels; ++panel) {
       const int64_t vector = spread.first_vector(panel), j = vector * W;

@@ -1,7 +1,7 @@
-// Gradient of the bias: dx of fused_gradients.inl, summed over everything that shares an element of the bias. A task has
-// the elements of some queries and some keys of one matrix of the bias, or all queries (all keys) where the bias has one
-// row (column) for them; it goes through the entries that share the matrix in order and works out their P and dP once
-// more. So the memory is that of a tile, whatever is broadcast, and the order of additions is fixed.
+// Gradient of the bias: dx of fused_gradients.inl, summed over everything that shares an element of the bias. A task
+// has the elements of some queries and some keys of one matrix of the bias, or all queries (all keys) where the bias
+// has one row (column) for them; it goes through the entries that share the matrix in order and works out their P and
+// dP once more. So the memory is that of a tile, whatever is broadcast, and the order of additions is fixed.
 
 constexpr int64_t kBiasKeys = 2 * kGradKeys;  // of a task: two blocks, for which queries are packed once
 

@@ -18,9 +18,8 @@ struct OnlineTask : ForwardTask<T, Word> {
 
   static int64_t panels_at_most(const FusedForward&) { return kTaskPanels; }
 
-  OnlineTask(const FusedForward& problem, const ForwardSplit& s, int64_t kv_entry, int64_t first, int64_t n,
-             bool only_finite)
-      : Base(problem, s, kv_entry, first, n, only_finite, 0) {}
+  OnlineTask(const FusedForward& problem, const ForwardSplit& s, const ForwardShare& share, bool only_finite)
+      : Base(problem, s, share, only_finite, 0) {}
 
   void run() {
     for (int64_t key = keys.begin; key < keys.end; key += kKeyBlock) {

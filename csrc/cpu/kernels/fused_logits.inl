@@ -29,13 +29,14 @@ struct Logits {
         hidden(to_finite<Acc>(p.mask_value)),
         scaled(needs_scaling(p)),
         hidden_count(hidden != kMinusInfinity),
-        unit(scaled ? 1.0 : p.scale) {}
+        unit(unit_of(p)) {}
 
   // A scale that is zero, negative or at the ends of the range of numbers takes the plain way too.
   static bool needs_scaling(const Attention& p) {
     const bool ordinary = p.scale > 1e-30 && p.scale < 1e30;
     return p.softcap != 0 || p.bias || p.sinks || p.mask_value != -__builtin_inf() || !ordinary;
   }
+  static double unit_of(const Attention& p) { return needs_scaling(p) ? 1.0 : p.scale; }
 
   // Keys that the panel has to look at.
   KeyRange keys(const PanelReach<Acc>& reach) const { return hidden_count ? KeyRange{0, key_count} : reach.some; }
@@ -52,15 +53,9 @@ struct Logits {
     bool any = false, all = true;
     const int64_t rows = visibility.mask_row_stride ? panel.lanes : 1;
     for (int64_t i = 0; i < rows && (all || !any); ++i) {
-      const RowMask<Acc> row = mask_row<Acc>(visibility, panel.query + i).from(key);
-      uint8_t seen = 0, missing = 0;
-      for (int64_t j = 0; j < n; ++j) {
-        const uint8_t visible = row.p[j * row.stride] != 0;
-        seen |= visible;
-        missing |= !visible;
-      }
-      any |= seen != 0;
-      all &= missing == 0;
+      const auto row = mask_row<Acc>(visibility, panel.query + i).from(key).first(n);
+      any |= row.any;
+      all &= row.all;
     }
     return all ? TileKind::open : any ? TileKind::mixed : TileKind::hidden;
   }
@@ -98,8 +93,8 @@ struct Logits {
     return top;
   }
 
-  // dx/ds of the scores s that apply() will turn into logits x: 1 - tanh(scale * s / softcap)^2 (1 if not `capped`), and
-  // 0 for hidden keys, whose logit is a constant.
+  // dx/ds of the scores s that apply() will turn into logits x: 1 - tanh(scale * s / softcap)^2 (1 if not `capped`),
+  // and 0 for hidden keys, whose logit is a constant.
   template <int NV>
   void slopes(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, const Acc* tile, Acc* out,
               int64_t stride, int64_t key, int64_t n, bool capped) const {
@@ -112,8 +107,8 @@ struct Logits {
   }
 
   __attribute__((noinline)) void slopes_block(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind,
-                                              const Acc* tile, Acc* out, int64_t stride, int v, int64_t key,
-                                              int count, bool capped) const {
+                                              const Acc* tile, Acc* out, int64_t stride, int v, int64_t key, int count,
+                                              bool capped) const {
     const Shown shown = shown_keys(panel, reach, kind, v, key, count);
     for (int i = 0; i < count; ++i, tile += stride, out += stride) {
       const Vec<Acc> slope = capped ? tanh_slope<Acc>(load<Acc>(tile) * scale / softcap) : splat(Acc{1});

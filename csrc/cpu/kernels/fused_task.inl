@@ -5,12 +5,13 @@
 constexpr int kTaskPanels = 4;
 constexpr int kTileRowsAtOnce = 8;  // keys of one Philox block
 
-// Panels of a key/value head, over all query heads that share it, cut into tasks.
+// Panels of a key/value head, over all query heads that share it, cut into tasks; and the keys into parts.
 struct ForwardSplit {
-  int64_t head_panels, panels, parts, entries;
+  int64_t head_panels, panels, parts, entries, key_parts;
 
-  static ForwardSplit of(const FusedForward& p, int lanes_per_vector, int64_t panels_at_most) {
+  static ForwardSplit of(const FusedForward& p, int lanes_per_vector, int64_t panels_at_most, int64_t key_parts) {
     ForwardSplit s;
+    s.key_parts = key_parts;
     s.head_panels = PanelSpread::of(p.queries, lanes_per_vector).panels;
     s.panels = s.head_panels * p.group;
     s.entries = p.batch.count() / max_of(1, p.group);
@@ -18,7 +19,13 @@ struct ForwardSplit {
     s.parts = ceil_div(s.panels, each);
     return s;
   }
-  int64_t tasks() const { return entries * parts; }
+  int64_t tasks() const { return entries * parts * key_parts; }
+};
+
+// What a task takes: panels [first, first + count) of a key/value head, and a part of the keys that they see.
+struct ForwardShare {
+  int64_t kv_entry, first, count;
+  KeyPart keys;
 };
 
 template <class T, class Word>
@@ -45,6 +52,7 @@ struct PanelPart {
 template <class T, class Word>
 struct ForwardTask {
   using Acc = accumulate_t<T>;
+  using PanelWord = Word;
   using Rules = WordRules<Word>;
   using Panel = ForwardPanel<T, Word>;
   static constexpr int W = kLanes<Acc>;
@@ -57,6 +65,8 @@ struct ForwardTask {
   static constexpr Acc kMinusInfinity = Logits<T>::kMinusInfinity;
 
   const FusedForward& p;
+  const Partials<Acc> partials;
+  const KeyPart key_part;
   Panel panels[kTaskPanels];
   int count;
   KeyRange keys{INT64_MAX, 0};  // that any panel looks at
@@ -67,19 +77,23 @@ struct ForwardTask {
   Word *packed_keys, *packed_values;
   T* finite_values;
 
-  // Panels [first, first + n) of a key/value head.
-  ForwardTask(const FusedForward& problem, const ForwardSplit& s, int64_t kv_entry, int64_t first, int64_t n,
-              bool only_finite_values, int64_t extra_size)
-      : p(problem), count(static_cast<int>(n)), only_finite(only_finite_values) {
+  ForwardTask(const FusedForward& problem, const ForwardSplit& s, const ForwardShare& share, bool only_finite_values,
+              int64_t extra_size)
+      : p(problem),
+        partials(problem),
+        key_part(share.keys),
+        count(static_cast<int>(share.count)),
+        only_finite(only_finite_values) {
     Room room;
     take_room(room, extra_size);
     room.allocate();
     take_room(room, extra_size);
     for (int i = 0; i < count; ++i) {
-      const int64_t index = first + i;
-      begin_panel(panels[i], kv_entry * p.group + index / s.head_panels, index % s.head_panels);
+      const int64_t index = share.first + i;
+      begin_panel(panels[i], share.kv_entry * p.group + index / s.head_panels, index % s.head_panels);
     }
     keys.begin = keys.begin / kKeyStep * kKeyStep;
+    keys = key_part.of(keys);
   }
 
   void take_room(Room& room, int64_t extra_size) {
@@ -110,7 +124,7 @@ struct ForwardTask {
     if (range.begin < range.end) keys = {min_of(keys.begin, range.begin), max_of(keys.end, range.end)};
     const Factor<T> queries = rows_of<T>(p, entry, p.query, panel.at.query, panel.at.lanes, p.head_dim);
     Rules::pack_by_depth(queries, panel.query, panel.at.vectors * W + Rules::kPanelPadding);
-    panel.sink = p.sinks ? widen(*matrix<const T>(p.batch, entry, p.sinks)) : kMinusInfinity;
+    panel.sink = p.sinks && key_part.first() ? widen(*matrix<const T>(p.batch, entry, p.sinks)) : kMinusInfinity;
     for (int v = 0; v < panel.at.vectors; ++v) {
       store<Acc>(panel.max + v * W, splat(panel.sink));
       store<Acc>(panel.sum + v * W, splat(panel.sink == kMinusInfinity ? Acc{0} : Acc{1}));
@@ -197,21 +211,30 @@ struct ForwardTask {
       const Vec<Acc> sum = load<Acc>(panel.sum + v * W);
       const Vec<Acc> factor = normalised ? splat(Acc{1}) : inverse_sum(panel, sum);
       const int lanes = static_cast<int>(min_of(W, panel.at.lanes - v * W));
+      const int64_t query = panel.at.query + v * W;
       for (int64_t d = 0; d < p.value_dim; d += W) {
         const int size = static_cast<int>(min_of(W, p.value_dim - d));
         const Acc* from = panel.output + d * NV * W + v * W;
-        panel.spoilt |= !write_transposed<T>(output, panel.at.query + v * W, d, lanes, size, from, NV * W, factor);
+        const bool finite = partials ? write_transposed(partials.output(panel.at.entry, key_part.index), query, d,
+                                                        lanes, size, from, NV * W, splat(Acc{1}))
+                                     : write_transposed(output, query, d, lanes, size, from, NV * W, factor);
+        panel.spoilt |= !finite;
       }
-      if (p.row_max) write_statistics(panel, v, lanes, sum);
+      const Vec<Acc> max = load<Acc>(panel.max + v * W);
+      if (partials) {
+        for (int i = 0; i < lanes; ++i)
+          partials.set_statistics(panel.at.entry, query + i, key_part.index, max[i], sum[i]);
+      } else if (p.row_max) {
+        write_statistics(panel.at.entry, query, lanes, max, sum);
+      }
     }
   }
 
-  void write_statistics(const Panel& panel, int v, int lanes, Vec<Acc> sum) const {
-    const Vec<Acc> max = load<Acc>(panel.max + v * W);
-    const MatrixWriter<Acc> maxima(p.batch, panel.at.entry, p.row_max), sums(p.batch, panel.at.entry, p.row_sum);
+  void write_statistics(int64_t entry, int64_t query, int lanes, Vec<Acc> max, Vec<Acc> sum) const {
+    const MatrixWriter<Acc> maxima(p.batch, entry, p.row_max), sums(p.batch, entry, p.row_sum);
     for (int i = 0; i < lanes; ++i) {
-      *maxima.row(panel.at.query + v * W + i).p = max[i];
-      *sums.row(panel.at.query + v * W + i).p = sum[i];
+      *maxima.row(query + i).p = max[i];
+      *sums.row(query + i).p = sum[i];
     }
   }
 };

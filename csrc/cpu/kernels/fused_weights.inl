@@ -25,9 +25,8 @@ struct WeightsTask : ForwardTask<T, Word> {
     return max_of(1, min_of(kTaskPanels, kScoreBytes / bytes));
   }
 
-  WeightsTask(const FusedForward& problem, const ForwardSplit& s, int64_t kv_entry, int64_t first, int64_t n,
-              bool only_finite)
-      : Base(problem, s, kv_entry, first, n, only_finite, n * score_rows(problem) * kStrideAtMost),
+  WeightsTask(const FusedForward& problem, const ForwardSplit& s, const ForwardShare& share, bool only_finite)
+      : Base(problem, s, share, only_finite, share.count * score_rows(problem) * kStrideAtMost),
         streaming(bypasses_caches<T>(p.batch, p.queries, p.keys, p.weights)) {
     for (int64_t i = 0; i < kPanelVectors * W; ++i) alpha[i] = 1;
   }
@@ -170,42 +169,3 @@ struct WeightsTask : ForwardTask<T, Word> {
     for (int64_t i = 0; i < panel.at.lanes; ++i) weights.row(panel.at.query + i).fill(begin, end, 0);
   }
 };
-
-template <class T, class Word>
-struct FusedForwardOf {
-  using Acc = accumulate_t<T>;
-
-  template <class Task>
-  static ForwardSplit split(const FusedForward& p) {
-    return ForwardSplit::of(p, kLanes<Acc>, Task::panels_at_most(p));
-  }
-
-  static int64_t tasks(const FusedForward& p) {
-    return (p.weights ? split<WeightsTask<T, Word>>(p) : split<OnlineTask<T, Word>>(p)).tasks();
-  }
-
-  static void run(const FusedForward& p, int64_t begin, int64_t end) {
-    const WordSession<Word> session;
-    for (int64_t task = begin; task < end; ++task)
-      if (p.weights) run_task<WeightsTask<T, Word>>(p, task);
-      else run_task<OnlineTask<T, Word>>(p, task);
-  }
-
-  // Panels whose output is not finite are done again, in case what spoilt them was hidden.
-  template <class Task>
-  static void run_task(const FusedForward& p, int64_t task) {
-    const ForwardSplit s = split<Task>(p);
-    // Later queries first: with causality they see more keys, and long tasks should not come last.
-    const int64_t entry = task / s.parts, part = s.parts - 1 - task % s.parts;
-    const int64_t first = s.panels * part / s.parts, count = s.panels * (part + 1) / s.parts - first;
-    Task forward(p, s, entry, first, count, false);
-    forward.run();
-    bool spoilt[kTaskPanels] = {};  // kept apart: the next task takes over the scratch memory
-    for (int i = 0; i < count; ++i) spoilt[i] = forward.panels[i].spoilt;
-    for (int i = 0; i < count; ++i)
-      if (spoilt[i]) Task(p, s, entry, first + i, 1, true).run();
-  }
-};
-
-template <class T>
-struct FusedForwardKernel : FusedForwardOf<T, typename FusedWord<T>::type> {};

@@ -87,6 +87,36 @@ struct RowMask {
     for (int i = 0; i < n; ++i) lanes[i] = p[(j + i) * stride];
     return lanes != 0;
   }
+
+  struct Summary {
+    bool any, all;  // of the keys are visible
+  };
+  Summary first(int64_t n) const {
+    uint8_t seen = 0, missing = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      const uint8_t visible = p[j * stride] != 0;
+      seen |= visible;
+      missing |= !visible;
+    }
+    return {seen != 0, missing == 0};
+  }
+};
+
+// From the scores of a row to its logits: x = softcap * tanh(s / softcap) + bias, and what the mask hides gets
+// `hidden`.
+template <class T>
+struct RowLogits {
+  using Acc = accumulate_t<T>;
+  RowReader<T> bias;
+  RowMask<Acc> mask;
+  Acc softcap, hidden;
+
+  MHA_INLINE_MEMBER Vec<Acc> of(Vec<Acc> s, int64_t j, int n) const {
+    if (softcap != 0) s = softcap * vec_tanh<Acc>(s / softcap);
+    if (bias) s += bias.read(j, n);
+    if (mask) s = select<Acc>(mask.read(j, n), s, splat(hidden));
+    return s;
+  }
 };
 
 // The matrix of one batch entry, row by row. An absent one (null) has absent rows.
@@ -109,6 +139,7 @@ struct MatrixWriter {
   T* p;
   int64_t row_stride, col_stride;
 
+  MatrixWriter(T* first, int64_t row, int64_t col) : p(first), row_stride(row), col_stride(col) {}
   MatrixWriter(const BatchShape& batch, int64_t entry, const Output& stack)
       : p(stack ? matrix<T>(batch, entry, stack) : nullptr),
         row_stride(stack.row_stride),

@@ -54,31 +54,23 @@ struct SoftmaxForwardRows {
 
   // x_j of the n keys from `begin` on, into scratch. Returns their maximum, NaNs left aside: they show in the sum.
   Acc logits(int64_t i, int64_t begin, int64_t n) const {
-    const RowReader<T> s = scores.row(i).from(begin), b = bias.row(i).from(begin);
-    const RowMask<Acc> mask = mask_row<Acc>(visibility, i).from(begin);
+    const RowReader<T> s = scores.row(i).from(begin);
+    const RowLogits<T> logits{bias.row(i).from(begin), mask_row<Acc>(visibility, i).from(begin), softcap, hidden};
     Vec<Acc> max = splat(kMinusInfinity);
     int64_t j = 0;
     for (; j + L <= n; j += L) {
-      const Vec<Acc> v = logits_at(s, b, mask, j, L);
+      const Vec<Acc> v = logits.of(s.read(j, L), j, L);
       store<Acc>(x + j, v);
       max = vec_max(v, max);
     }
     if (j < n) {
       const int rest = static_cast<int>(n - j);
-      const Vec<Acc> v = select<Acc>(first_lanes<Acc>(rest), logits_at(s, b, mask, j, rest), splat(kMinusInfinity));
+      const Vec<Acc> v =
+          select<Acc>(first_lanes<Acc>(rest), logits.of(s.read(j, rest), j, rest), splat(kMinusInfinity));
       store<Acc>(x + j, v);
       max = vec_max(v, max);
     }
     return lane_max<Acc>(max);
-  }
-
-  MHA_INLINE_MEMBER Vec<Acc> logits_at(const RowReader<T>& s, const RowReader<T>& b, const RowMask<Acc>& mask,
-                                       int64_t j, int n) const {
-    Vec<Acc> v = s.read(j, n);
-    if (softcap != 0) v = softcap * vec_tanh<Acc>(v / softcap);
-    if (b) v += b.read(j, n);
-    if (mask) v = select<Acc>(mask.read(j, n), v, splat(hidden));
-    return v;
   }
 
   // x := e^(x - max). Returns the sum. Memory would be idle meanwhile, so it fetches what comes next.

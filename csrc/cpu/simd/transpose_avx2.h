@@ -31,3 +31,31 @@ MHA_INLINE void transpose(DoubleVec (&r)[4]) {
   r[2] = (DoubleVec)_mm256_permute2f128_pd(low01, low23, 0x31);
   r[3] = (DoubleVec)_mm256_permute2f128_pd(high01, high23, 0x31);
 }
+
+// Lane i: the sum of the lanes of r[i]. Half the operations of a transpose: every step adds up what it has moved.
+MHA_INLINE FloatVec lane_sums(FloatVec (&r)[8]) {
+  __m256 pairs[4], quads[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256 a = (__m256)r[2 * i], b = (__m256)r[2 * i + 1];
+    pairs[i] = _mm256_unpacklo_ps(a, b) + _mm256_unpackhi_ps(a, b);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m256d a = (__m256d)pairs[2 * i], b = (__m256d)pairs[2 * i + 1];
+    quads[i] = (__m256)_mm256_unpacklo_pd(a, b) + (__m256)_mm256_unpackhi_pd(a, b);
+  }
+  return (FloatVec)(_mm256_permute2f128_ps(quads[0], quads[1], 0x20) +
+                    _mm256_permute2f128_ps(quads[0], quads[1], 0x31));
+}
+
+MHA_INLINE DoubleVec lane_sums(DoubleVec (&r)[4]) {
+  __m256d pairs[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m256d a = (__m256d)r[2 * i], b = (__m256d)r[2 * i + 1];
+    pairs[i] = _mm256_unpacklo_pd(a, b) + _mm256_unpackhi_pd(a, b);
+  }
+  return (DoubleVec)(_mm256_permute2f128_pd(pairs[0], pairs[1], 0x20) +
+                     _mm256_permute2f128_pd(pairs[0], pairs[1], 0x31));
+}

@@ -52,3 +52,40 @@ MHA_INLINE void transpose(DoubleVec (&r)[8]) {
     r[c + 6] = (DoubleVec)pairs[c + 6];
   }
 }
+
+// Lane i: the sum of the lanes of r[i]. Half the operations of a transpose: every step adds up what it has moved.
+// quarter_sums: quarter 0 is the sum of the quarters of a, quarter 1 that of b, and so on.
+template <class V>
+MHA_INLINE V quarter_sums(V a, V b, V c, V d) {
+  const V ab =
+      (V)_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0x88) + (V)_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0xDD);
+  const V cd =
+      (V)_mm512_shuffle_f32x4((__m512)c, (__m512)d, 0x88) + (V)_mm512_shuffle_f32x4((__m512)c, (__m512)d, 0xDD);
+  return (V)_mm512_shuffle_f32x4((__m512)ab, (__m512)cd, 0x88) + (V)_mm512_shuffle_f32x4((__m512)ab, (__m512)cd, 0xDD);
+}
+
+MHA_INLINE FloatVec lane_sums(FloatVec (&r)[16]) {
+  __m512 pairs[8];
+  FloatVec quads[4];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const __m512 a = (__m512)r[2 * i], b = (__m512)r[2 * i + 1];
+    pairs[i] = _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512d a = (__m512d)pairs[2 * i], b = (__m512d)pairs[2 * i + 1];
+    quads[i] = (FloatVec)_mm512_unpacklo_pd(a, b) + (FloatVec)_mm512_unpackhi_pd(a, b);
+  }
+  return quarter_sums(quads[0], quads[1], quads[2], quads[3]);
+}
+
+MHA_INLINE DoubleVec lane_sums(DoubleVec (&r)[8]) {
+  DoubleVec pairs[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512d a = (__m512d)r[2 * i], b = (__m512d)r[2 * i + 1];
+    pairs[i] = (DoubleVec)_mm512_unpacklo_pd(a, b) + (DoubleVec)_mm512_unpackhi_pd(a, b);
+  }
+  return quarter_sums(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
