@@ -103,7 +103,7 @@ class FusedAttention(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         if grads[0] is None and grads[1] is None:
             return (None,) * len(wanted)
-        if not torch.compiler.is_compiling() and (torch.is_grad_enabled() or needs_full()):
+        if (torch.is_grad_enabled() or needs_full()) and not torch.compiler.is_compiling():
             query, key, value, *options = _grads_by_steps(ctx, grads)
         else:
             query, key, value, *options = _grads_fused(ctx, grads)

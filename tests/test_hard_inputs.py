@@ -151,7 +151,9 @@ def test_large_logits(size, dtype):
     if size >= 1e4:  # exp(-size / 2) is zero in every dtype
         assert torch.equal(results["weights"][0, 0], one_hot)
         assert torch.equal(results["output"][0, 0], value[0, 0, winner])
-        assert (grads["query"] == 0).all()
+        # dP - sum P dP of the winner: two sums of the same terms, each of which may be off by one unit.
+        terms = value.double().abs().sum(-1).max() + 1
+        assert (grads["query"].double().abs() <= torch.finfo(dtype).eps * (5 + lk) * terms).all()
         assert torch.equal(grads["value"][0, 0], one_hot.sum(0)[:, None].expand(lk, 5))
 
 

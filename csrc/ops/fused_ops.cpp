@@ -3,6 +3,7 @@
 
 #include "../core/attention.h"
 #include "../core/backward_plan.h"
+#include "../core/fused_plan.h"
 #include "allocate.h"
 #include "dropout_arguments.h"
 #include "heads.h"
@@ -93,6 +94,17 @@ GroupedViews fill(Attention& p, const AttentionArguments& from) {
   return views;
 }
 
+// The forward; where it is cut into parts of the keys (fused_plan.h), their results are merged in a second phase.
+void launch_with_merge(FusedForward& p, ScalarType sums) {
+  OptionalTensor partials;
+  if (const int64_t count = fused_partials(p)) {
+    partials = allocate({count}, sums);
+    p.partials = partials->mutable_data_ptr();
+  }
+  launch_one_by_one(cpu::kernels().fused_forward, p);
+  if (p.partials) launch(cpu::kernels().fused_merge, p);
+}
+
 std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attention(
     const Tensor& query, const Tensor& key, const Tensor& value, double scale, double mask_value, int64_t window_right,
     bool need_weights, bool need_statistics, const OptionalTensor& bias, const OptionalTensor& sinks,
@@ -124,7 +136,7 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attenti
     p.row_max = views.rows<Output>("row_max", *row_max, p.queries);
     p.row_sum = views.rows<Output>("row_sum", *row_sum, p.queries);
   }
-  launch_one_by_one(cpu::kernels().fused_forward, p);
+  launch_with_merge(p, sums);
   return {output, weights, row_max, row_sum};
 }
 

@@ -1,6 +1,7 @@
 // Fused attention, forward and backward, through the kernel tables: every level of this machine, every element type,
 // random sizes, strides, grouped heads and all options at random, against the plain loops of naive_attention.h.
 #include "../../csrc/core/backward_plan.h"
+#include "../../csrc/core/fused_plan.h"
 #include "hidden.h"
 #include "naive_attention.h"
 
@@ -69,8 +70,13 @@ struct FusedCase {
     kv_batch = without_group(p.batch);
     p.queries = random_size(random), p.keys = random_size(random);
     p.head_dim = head_size(random), p.value_dim = random.chance(0.6) ? p.head_dim : head_size(random);
+    if (random.chance(0.1)) {  // few queries, keys enough to be cut into parts
+      p.queries = random.integer(1, 10), p.keys = random.integer(1000, 2500), p.head_dim = p.value_dim = 128;
+      for (int d = 0; d < p.batch.ndim - 1; ++d) p.batch.size[d] = 1;
+      p.heads = p.group, kv_batch = without_group(p.batch);
+    }
     // Long ones by themselves only: the plain loops are slow.
-    while (p.work() > 1e7) (p.queries > p.keys ? p.queries : p.keys) /= 3;
+    while (p.work() > 2e7) (p.queries > p.keys ? p.queries : p.keys) /= 3;
 
     query = Stack<T>(random, p.batch, p.queries, p.head_dim, true);
     key = Stack<T>(random, kv_batch, p.keys, p.head_dim, true);
@@ -184,7 +190,12 @@ struct ForwardResults {
   }
 
   void run(Random& random, const cpu::KernelTable& table) {
-    run_in_pieces(random, table.fused_forward[static_cast<int>(p.dtype)], p);
+    const int type = static_cast<int>(p.dtype);
+    std::vector<Acc> partials(static_cast<size_t>(fused_partials(p)),
+                              static_cast<Acc>(kNan));  // as allocated: anything
+    p.partials = partials.empty() ? nullptr : partials.data();
+    run_in_pieces(random, table.fused_forward[type], p);
+    if (p.partials) run_in_pieces(random, table.fused_merge[type], p);
   }
 
   void check(const char* about) {
@@ -215,8 +226,7 @@ template <class T>
 void test_forward(Random& random, const cpu::KernelTable& table) {
   const FusedCase<T> c(random, table.isa);
   ForwardResults<T> results(random, c.p, random.chance(0.4), random.chance(0.5));
-  const auto& kernel = table.fused_forward[static_cast<int>(kDType<T>)];
-  kernel.run(results.p, 0, kernel.tasks(results.p));
+  results.run(random, table);
   const Stack<T> whole = results.output.got;
   results.run(random, table);
   CHECK(results.output.got.same_bytes(whole), "%s: the output depends on the tasks' order", c.about);
