@@ -19,7 +19,7 @@ from rich.table import Table
 from . import __version__, _load, build_info, isa, supported_isas
 from .bench.cases import Case
 from .bench.records import Run
-from .bench.report import comparison_table, describe_run, result_tables, suite_list, wrong_results
+from .bench.report import LEGEND, comparison_table, describe_run, result_tables, suite_list, wrong_results
 from .bench.run import Progress, run_cases, run_suites
 from .bench.suites import SUITES
 from .demo import demo
@@ -135,6 +135,7 @@ def _bench(options: argparse.Namespace, console: Console, parser: argparse.Argum
     console.print(describe_run(run), highlight=False)
     for table in result_tables(run):
         console.print(table)
+    console.print(LEGEND, highlight=False)
     if options.plot:
         from .bench.plot import plot_speedups
 

@@ -5,6 +5,7 @@ Bars show the ratio to SDPA, or to plain torch where SDPA does not do the same; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ COLOURS = {"f32": "#1f6f8b", "bf16": "#e07a2f", "f16": "#6a994e", "f64": "#8d5a9
 BAR, GAP, HEAD = 1.0, 0.9, 4.0  # heights: of a bar, below each group of bars, of a suite's title
 INCHES_PER_BAR = 0.15
 COLUMN_INCHES = 7.5
+MOST_TICKS = 9  # whose labels fit below an axis
 LONG_RUN = 40  # bars: more are drawn in two columns
 
 
@@ -113,12 +115,23 @@ def _draw(axis: Axes, panel: Panel, limits: tuple[float, float]) -> None:
     axis.set_yticks([])
     axis.set_title(f"{panel.suite}, against {panel.baseline}", loc="left", fontsize=10, fontweight="bold")
     axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(-8, 12)]))
+    axis.xaxis.set_major_locator(FixedLocator(_ticks(*limits)))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     axis.tick_params(labelsize=8)
     axis.grid(axis="x", linewidth=0.4, color="#cccccc")
     axis.set_axisbelow(True)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Powers of 2 that lie within, or every other one, ... so that their labels have room; 1 is always there.
+
+    >>> _ticks(0.7, 5)
+    [1.0, 2.0, 4.0]
+    """
+    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    step = math.ceil((last - first + 1) / MOST_TICKS)
+    return [2.0**power for power in range(first, last + 1) if power % step == 0]
 
 
 def _panels(results: list[Result]) -> list[Panel]:

@@ -15,6 +15,7 @@ from .suites import SUITES
 from .timing import Timing
 
 __all__ = [
+    "LEGEND",
     "comparison_table",
     "describe_run",
     "format_bytes",
@@ -85,24 +86,41 @@ def result_tables(run: Run) -> Iterator[Table]:
 
 
 def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", caption_justify="left", pad_edge=False)
+    table = Table(
+        title=title,
+        box=SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for name in columns:
-        table.add_column(name)
+        table.add_column(name, vertical="bottom")
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
+FIGURES = ("time", "spread", "rate", "% peak", "SDPA", "plain", "itself")
+LEGEND = """\
+time: the median sample of mha_ext. spread: quartile distance over median of the contestant where it is largest, ! above
+10 %: a busy machine. % peak: of the measured peak of the arithmetic units; where nothing is multiplied, of the time of
+streaming the bytes. SDPA, plain: their time over ours, above 1 mha_ext is faster. itself: our time as a share of our own
+without the option."""
+
+
 def _time_table(title: str, results: Sequence[Result]) -> Table:
-    table = _table(
-        title, "case", "shape", "dtype", numbers=("time", "spread", "rate", "% peak", "vs SDPA", "vs plain", "itself")
-    )
-    for result in results:
-        table.add_row(Text(result.name, style="bold"), result.shape, result.dtype, *_figures(result))
+    """Columns in which no case has anything are left out."""
+    rows = [_figures(result) for result in results]
+    used = [index for index in range(len(FIGURES)) if any(row[index] for row in rows)]
+    table = _table(title, "case", "shape", "dtype", numbers=[FIGURES[index] for index in used])
+    for result, row in zip(results, rows, strict=True):
+        table.add_row(Text(result.name, style="bold"), result.shape, result.dtype, *(row[index] for index in used))
     return table
 
 
 def _figures(result: Result) -> list[Cell]:
+    """The cells of the columns FIGURES."""
     ours = next(row for row in result.rows if row.contestant == OURS)
     ratios = [_ratio(result, SDPA), _ratio(result, PLAIN)]
     if ours.timing is None:
@@ -122,15 +140,18 @@ def _figures(result: Result) -> list[Cell]:
 def _spread(timings: Sequence[Timing]) -> str:
     """The largest of the case's contestants, as a ratio is no better than the worse of its two times."""
     spread = max(timing.spread for timing in timings)
-    return f"{spread:.0%}{' !' if spread > RESTLESS else ''}"
+    return f"{spread:.0%}{'!' if spread > RESTLESS else ''}"
 
 
 def _ratio(result: Result, baseline: str) -> Cell:
-    if baseline not in (row.contestant for row in result.rows):
+    row = next((row for row in result.rows if row.contestant == baseline), None)
+    if row is None:
         return ""
-    ratio = result.speedup(baseline)
-    if ratio is None:
+    if not row.right:
         return Text("wrong", style="bold red")
+    ratio = result.speedup(baseline)
+    if ratio is None:  # ours was wrong
+        return ""
     return Text(f"{ratio:.2f}x", style="green" if ratio >= 1 else "red")
 
 

@@ -39,6 +39,7 @@ WINDOW = 256
 
 TEXTS = Problem(2, 8, 1024, 1024, 64)
 QUICK_TEXTS = Problem(2, 2, 96, 96, 64)
+TEXT = Problem(1, 8, 1024, 1024, 64)
 BOOK = Problem(1, 1, 8192, 8192, 64)
 QUICK_BOOK = Problem(1, 1, 512, 512, 64)
 
@@ -128,7 +129,7 @@ def masks_cases(quick: bool) -> list[Case]:
 
 def dropout_cases(quick: bool) -> list[Case]:
     """Dropout against none. Every contestant draws its own mask, so each is judged by its own formula."""
-    problem = QUICK_TEXTS if quick else TEXTS
+    problem = QUICK_TEXTS if quick else TEXT
     return [
         _case(name, problem, dtype, passes, dropout_contest)
         for dtype in DTYPES
