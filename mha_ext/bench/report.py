@@ -105,7 +105,7 @@ FIGURES = ("time", "spread", "rate", "% peak", "SDPA", "plain", "itself")
 LEGEND = """\
 time: the median sample of mha_ext. spread: quartile distance over median of the contestant where it is largest, ! above
 10 %: a busy machine. % peak: of the measured peak of the arithmetic units; where nothing is multiplied, of the time of
-streaming the bytes. SDPA, plain: their time over ours, above 1 mha_ext is faster. itself: our time as a share of our own
+streaming the bytes. SDPA, plain: their time over ours, above 1 mha_ext is faster. itself: our time as a share of ours
 without the option."""
 
 
