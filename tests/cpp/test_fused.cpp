@@ -59,7 +59,7 @@ struct FusedCase {
   BatchShape kv_batch;
   Stack<T> query, key, value, bias, sinks;
   Hidden hidden;
-  char about[200];
+  char about[300];
 
   explicit FusedCase(Random& random, const char* isa) {
     p.dtype = kDType<T>;
@@ -103,9 +103,13 @@ struct FusedCase {
     if (random.chance(0.7)) hidden.randomise(random, p.batch, p.queries, p.keys);
     p.visibility = hidden.visibility;
     poison(random);
-    std::snprintf(about, sizeof about, "%s %s, batch %ld group %ld, %ld x %ld, D %ld, Dv %ld", isa,
-                  test::name_of(p.dtype), long(p.batch.count()), long(p.group), long(p.queries), long(p.keys),
-                  long(p.head_dim), long(p.value_dim));
+    std::snprintf(about, sizeof about,
+                  "%s %s, batch %ld group %ld, %ld x %ld, D %ld, Dv %ld%s%s%s%s%s, window %ld %ld, mask_value %g, p %g",
+                  isa, test::name_of(p.dtype), long(p.batch.count()), long(p.group), long(p.queries), long(p.keys),
+                  long(p.head_dim), long(p.value_dim), p.bias ? ", bias" : "", p.sinks ? ", sinks" : "",
+                  p.visibility.mask ? ", mask" : "", p.visibility.key_lengths ? ", lengths" : "",
+                  p.softcap != 0 ? ", softcap" : "", long(p.visibility.window_left), long(p.visibility.window_right),
+                  p.mask_value, p.dropout);
   }
 
   static int64_t head_size(Random& random) {
