@@ -14,7 +14,7 @@ from torch.utils import cpp_extension
 
 HERE = Path(__file__).resolve().parent
 
-# -O2: the kernels are written in vectors and unrolled where it matters; -O3 measured the same and compiles twice as long.
+# -O2: the kernels are written in vectors and unrolled where it matters. -O3 measured the same and takes twice as long.
 # -g0: Python's own flags hold -g, which makes the library 15 times larger.
 # -ffp-contract=fast: a * b + c becomes one FMA with clang too (gcc's default), which the kernels' speed rests on.
 # -ffile-prefix-map: no path of the building machine in the library.

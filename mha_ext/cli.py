@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from . import __version__, _load, build_info, isa, supported_isas
 from .bench.cases import Case
-from .bench.report import comparison_table, describe_run, suite_tables
-from .bench.run import SUITES, Run, listed, run_cases
+from .bench.records import Run
+from .bench.report import LEGEND, comparison_table, describe_run, result_tables, suite_list, wrong_results
+from .bench.run import Progress, run_cases, run_suites
+from .bench.suites import SUITES
 from .demo import demo
 
 __all__ = ["main"]
 
 EPILOG = "MHA_EXT_ISA=generic|avx2|avx512|... in the environment selects the instruction-set level."
-WIDTH_IN_FILES = 160  # columns, where output goes to no terminal: the tables of bench need that many
+WIDTH_IN_FILES = 120  # columns, where output goes to no terminal: the tables of bench need that many
+BENCH_THREADS = min(2, os.cpu_count() or 1)  # results with other numbers compare badly between machines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,8 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--suite", choices=suites, default="all", help="what to run: %(choices)s (default: all)", metavar="NAME"
     )
-    command.add_argument("--list", action="store_true", help="only list the cases")
-    command.add_argument("--threads", type=_count, metavar="N", help="threads (default: torch's own number)")
+    command.add_argument("--list", action="store_true", help="only list the suites")
+    command.add_argument(
+        "--threads", type=_count, metavar="N", default=BENCH_THREADS, help="threads (default: %(default)s)"
+    )
     command.add_argument("--quick", action="store_true", help="small sizes, few samples: to see that all works")
     command.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions and all figures")
     command.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the speed-ups (needs the bench extra)")
@@ -85,7 +92,11 @@ def _count(text: str) -> int:
 
 
 def _demo(options: argparse.Namespace, console: Console, parser: argparse.ArgumentParser) -> int:
-    return 0 if demo(console, lambda cases: _run(cases, quick=True, console=console)) else 1
+    def run(cases: Sequence[tuple[str, Case]]) -> Run:
+        with _progress_bar(len(cases), console) as progress:
+            return run_cases(cases, quick=True, progress=progress)
+
+    return 0 if demo(console, run) else 1
 
 
 def _info(options: argparse.Namespace, console: Console, parser: argparse.ArgumentParser) -> int:
@@ -111,29 +122,27 @@ def _info(options: argparse.Namespace, console: Console, parser: argparse.Argume
 def _bench(options: argparse.Namespace, console: Console, parser: argparse.ArgumentParser) -> int:
     if options.compare:
         return _compare(options.compare, console, parser)
-    cases = listed(tuple(SUITES) if options.suite == "all" else (options.suite,), options.quick)
     if options.list:
-        for suite, case in cases:
-            console.print(f"{suite}: {case.name} ({case.shape}) {case.dtype_name}", highlight=False)
+        console.print(suite_list(options.quick))
         return 0
     _check_outputs(options, parser)  # before minutes are spent
 
-    run = _run(cases, options.quick, console)
-    console.print(describe_run(run), highlight=False)
-    for table in suite_tables(run):
-        console.print(table)
+    suites = tuple(SUITES) if options.suite == "all" else (options.suite,)
+    with _progress_bar(sum(len(SUITES[name].cases(options.quick)) for name in suites), console) as progress:
+        run = run_suites(suites, options.quick, progress)
     if options.json:
         run.save(options.json)
+    console.print(describe_run(run), highlight=False)
+    for table in result_tables(run):
+        console.print(table)
+    console.print(LEGEND, highlight=False)
     if options.plot:
         from .bench.plot import plot_speedups
 
         plot_speedups(run, options.plot)
-    wrong = [result for result in run.results if result.wrong]
-    for result in wrong:
-        names = ", ".join(row.contestant for row in result.wrong)
-        console.print(
-            f"[bold red]wrong and not timed:[/bold red] {names} in {result.suite}: {result.name}, {result.dtype}"
-        )
+    wrong = list(wrong_results(run))
+    for line in wrong:
+        console.print(f"[bold red]wrong, so not measured:[/bold red] {escape(line)}", highlight=False)
     return 1 if wrong else 0
 
 
@@ -145,18 +154,19 @@ def _check_outputs(options: argparse.Namespace, parser: argparse.ArgumentParser)
         parser.error("--plot needs matplotlib: pip install 'mha_ext[bench]'")
 
 
-def _run(cases: Sequence[tuple[str, Case]], quick: bool, console: Console) -> Run:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(cases))
-        started = 0
+@contextmanager
+def _progress_bar(total: int, console: Console) -> Iterator[Progress]:
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
+    with bars.Progress(*columns, bars.TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        running = 0
 
-        def begin(case: Case) -> None:
-            nonlocal started
-            progress.update(task, completed=started, description=escape(f"{case.name}, {case.dtype_name}"))
-            started += 1
+        def begin(text: str, cases: int) -> None:
+            nonlocal running
+            bar.update(task, advance=running, description=escape(text))
+            running = cases
 
-        return run_cases(cases, quick, begin)
+        yield begin
 
 
 def _compare(paths: Sequence[Path], console: Console, parser: argparse.ArgumentParser) -> int:

@@ -15,17 +15,18 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from . import MultiHeadAttention, SelfAttention, attention, attention_scores, masked_softmax, weighted_sum
-from .bench.cases import OURS, Case
+from .bench.cases import OURS, PLAIN, SDPA, Case
 from .bench.oracle import error_allowed, judge
-from .bench.report import format_seconds, speedups
-from .bench.run import Result, Run
-from .bench.suite_attention import Model, PlainMultiHeadAttention, attention_cases
-from .bench.timing import Timing
+from .bench.problem import Problem
+from .bench.records import Result, Run
+from .bench.report import format_seconds
+from .bench.suite_attention import attention_cases
+from .bench.suite_modules import PlainMultiHeadAttention
 
 __all__ = ["demo"]
 
 BATCH, LENGTH, WIDTH, HEADS, DROPOUT = 2, 4, 512, 8, 0.1
-TIMED = Model("BERT base, one text", 1, 12, 12, 512, 64)
+TIMED = Problem(1, 12, 512, 512, 64)  # one text through a layer of BERT base
 
 RunCases = Callable[[Sequence[tuple[str, Case]]], Run]
 
@@ -163,8 +164,8 @@ def speed_table(results: Sequence[Result]) -> Table:
     for name in ("case", "dtype", "mha_ext", "PyTorch", "mha_ext is"):
         table.add_column(name, justify="left" if name in ("case", "dtype") else "right")
     for result in results:
-        times = {row.contestant: Timing(tuple(row.seconds)).median for row in result.rows if row.seconds}
-        ratios = speedups(result)
+        times = result.times
+        ratios = {name: ratio for name in (SDPA, PLAIN) if (ratio := result.speedup(name)) is not None}
         table.add_row(
             f"{result.name} ({result.shape})",
             result.dtype,

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
+import mha_ext
 from mha_ext.bench import cases, oracle, run
-from mha_ext.bench.cases import OURS, Case, Contest, Work
-from mha_ext.bench.machine import Peaks, percent_of_peak, percent_of_tile_peak
-from mha_ext.bench.report import comparison_table, format_seconds, speedups
-from mha_ext.bench.suite_attention import Layer, Model
+from mha_ext.bench.cases import OURS, PLAIN, SDPA, Case, Contest, Work
+from mha_ext.bench.machine import Peaks, least_seconds
+from mha_ext.bench.problem import Problem
+from mha_ext.bench.records import Result, Row, Run
+from mha_ext.bench.report import comparison_table, format_seconds, result_tables
+from mha_ext.bench.suite_modules import Layer
 from mha_ext.bench.suite_steps import Sizes
-from mha_ext.bench.timing import Budget, Timing, time_interleaved
+from mha_ext.bench.timing import Budget, Timing, summary, time_interleaved
 
 # Operations, by counting them one at a time.
 
 
-def counted_attention(batch: int, heads: int, queries: int, keys: int, head_dim: int, is_causal: bool) -> int:
-    """Multiplications and additions of Q K^T and P V, over the pairs that see each other."""
-    count = 0
-    for _, _, i, j in itertools.product(range(batch), range(heads), range(queries), range(keys)):
+def counted_attention(problem: Problem, is_causal: bool) -> dict[cases.Passes, int]:
+    """Multiplications and additions, pair by pair of those that see each other."""
+    forward = backward = 0
+    ranges = map(range, (problem.batch, problem.heads, problem.queries, problem.keys))
+    d, dv = problem.head_dim, problem.value_dim or problem.head_dim
+    for _, _, i, j in itertools.product(*ranges):
         if not is_causal or j <= i:
-            count += 2 * head_dim  # one score
-            count += 2 * head_dim  # one value, weighted and added
-    return count
+            forward += 2 * d  # one score
+            forward += 2 * dv  # one value, weighted and added
+            backward += 2 * d  # the score again
+            backward += 2 * dv + 2 * dv  # gradients of the weight and of the value
+            backward += 2 * d + 2 * d  # gradients of the query and of the key
+    return {cases.forward: forward, cases.backward: backward, cases.trained: forward + backward}
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -39,9 +50,19 @@ def test_visible_pairs_are_those_counted(queries: int, keys: int, is_causal: boo
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_operations_of_a_model_are_those_counted(is_causal: bool) -> None:
-    model = Model("small", 2, 3, 1, 5, 7, is_causal)
-    assert model.work(2).flops == counted_attention(2, 3, 5, 5, 7, is_causal)
+@pytest.mark.parametrize("value_dim", [None, 4])
+def test_operations_of_attention_are_those_counted(is_causal: bool, value_dim: int | None) -> None:
+    problem = Problem(2, 3, 5, 6, 7, value_dim=value_dim)
+    for passes, flops in counted_attention(problem, is_causal).items():
+        assert problem.work(passes, cases.visible_pairs(5, 6, is_causal)).flops == flops
+
+
+def test_performance_is_counted_as_in_the_literature() -> None:
+    """4 B H Lq Lk D forward, 10 backward."""
+    problem = Problem(2, 3, 5, 6, 7)
+    pairs = 2 * 3 * 5 * 6 * 7
+    assert problem.work(cases.forward).flops == 4 * pairs
+    assert problem.work(cases.backward).flops == 10 * pairs
 
 
 def test_operations_of_a_step_agree_with_torch() -> None:
@@ -57,7 +78,7 @@ def test_operations_of_a_step_agree_with_torch() -> None:
 def test_operations_of_a_layer_agree_with_torch() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from mha_ext.bench.suite_attention import PlainMultiHeadAttention
+    from mha_ext.bench.suite_modules import PlainMultiHeadAttention
 
     layer = Layer("small", 2, 5, 12, 3)
     module = PlainMultiHeadAttention(layer.d_model, layer.n_heads, fused=False)
@@ -81,15 +102,12 @@ def softmax_contest(wrong: torch.Tensor | None = None) -> Contest:
     return Contest(
         (scores,),
         lambda scores: (torch.softmax(scores, -1),),
-        {OURS: lambda: (right,), "another": lambda: (right if wrong is None else wrong,)},
+        {OURS: lambda: (right,), PLAIN: lambda: (right if wrong is None else wrong,)},
     )
 
 
 def case_of(contest: Contest) -> Case:
     return Case("softmax", "4,16,16", torch.float32, Work(flops=1000), 16, lambda: contest)
-
-
-BUDGET = Budget(samples=3, seconds=1.0, sample_seconds=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -113,15 +131,39 @@ def test_wrong_results_are_told_from_rounding(dtype: torch.dtype, fault: str) ->
     assert oracle.judge((result,), expected, allowed).passed == (fault == "none")
 
 
-def test_a_wrong_contestant_is_not_timed() -> None:
-    result = run.run_case("test", case_of(softmax_contest(wrong=torch.zeros(4, 16, 16))), BUDGET)
-    assert [row.contestant for row in result.wrong] == ["another"]
-    assert speedups(result) == {}
+@pytest.mark.parametrize("name", [OURS, PLAIN])
+def test_a_wrong_contestant_is_never_timed(name: str) -> None:
+    calls = {OURS: 0, PLAIN: 0}
+    contest = softmax_contest()
+
+    def counted(contestant: str) -> tuple[torch.Tensor]:
+        calls[contestant] += 1
+        (right,) = contest.contestants[contestant]()
+        return (right + (contestant == name),)
+
+    wrong = replace(contest, contestants={contestant: lambda c=contestant: counted(c) for contestant in calls})
+    result = run.run_case("test", case_of(wrong), quick=True)
+    assert [row.contestant for row in result.wrong] == [name]
+    assert calls[name] == 1  # the one that was judged
+    assert result.speedup(PLAIN) is None
+    assert all((row.timing is None) == (row.contestant == name) for row in result.rows)
+
+
+def test_a_contestant_with_a_formula_of_its_own_is_judged_by_that() -> None:
+    contest = softmax_contest()
+    doubled = replace(
+        contest,
+        contestants={**contest.contestants, "twice": lambda: (2 * contest.contestants[OURS]()[0],)},
+        references={"twice": lambda scores: (2 * torch.softmax(scores, -1),)},
+    )
+    assert all(verdict.passed for verdict in oracle.verdicts(doubled, 16).values())
+    swapped = replace(doubled, references={OURS: doubled.references["twice"]})
+    assert {name for name, verdict in oracle.verdicts(swapped, 16).items() if not verdict.passed} == {OURS, "twice"}
 
 
 def test_a_result_of_another_shape_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"^the result has shape \(4, 16\), the reference \(4, 16, 16\)$"):
-        run.run_case("test", case_of(softmax_contest(wrong=torch.zeros(4, 16))), BUDGET)
+        run.run_case("test", case_of(softmax_contest(wrong=torch.zeros(4, 16))), quick=True)
 
 
 # Timing
@@ -134,18 +176,16 @@ def test_contestants_take_turns() -> None:
     warm_up, turns = calls[:2], calls[2:]
     assert warm_up == ["a", "b"]
     assert turns == ["a", "b"] * 4
-    assert [len(timing.samples) for timing in timings.values()] == [4, 4]
+    assert [timing.samples for timing in timings.values()] == [4, 4]
 
 
 def test_the_clock_ends_a_long_case_but_never_before_the_least_samples() -> None:
     budget = Budget(samples=100, seconds=0.0, sample_seconds=0.0, least_samples=3)
-    assert len(time_interleaved({"a": lambda: None}, budget)["a"].samples) == 3
+    assert time_interleaved({"a": lambda: None}, budget)["a"].samples == 3
 
 
 def test_median_and_spread() -> None:
-    timing = Timing((1.0, 2.0, 3.0, 4.0, 100.0))
-    assert timing.median == 3.0
-    assert timing.spread == pytest.approx((4.0 - 2.0) / 3.0)
+    assert summary([3.0, 1.0, 100.0, 2.0, 4.0]) == Timing(3.0, 1.0, (4.0 - 2.0) / 3.0, 5)
 
 
 @pytest.mark.parametrize(
@@ -158,17 +198,30 @@ def test_seconds_are_written_in_a_unit_that_fits(seconds: float, text: str) -> N
 # Percent of peak
 
 
-def test_percent_of_peak_of_products_and_of_streams() -> None:
-    rates = {"fma_f32": 100.0, "dot_bf16": 50.0, "amx_bf16": 1000.0, "read_bandwidth": 10.0, "write_bandwidth": 20.0}
+def test_least_time_of_products_and_of_streams() -> None:
+    rates = {"fma_f32": 100.0, "dot_bf16": 50.0, "read_bandwidth": 10.0, "write_bandwidth": 20.0}
     product = Work(flops=10**9)
-    assert percent_of_peak(product, "float32", 0.02, rates) == pytest.approx(50)
-    assert percent_of_peak(product, "bfloat16", 0.02, rates) == pytest.approx(50)  # of the faster of the two ways
-    assert percent_of_tile_peak(product, "bfloat16", 0.02, rates) == pytest.approx(5)
-    assert percent_of_tile_peak(product, "float32", 0.02, rates) is None
-    assert percent_of_peak(product, "float64", 0.02, rates) is None  # not measured, so not claimed
+    assert least_seconds(product, "f32", rates) == pytest.approx(0.01)
+    assert least_seconds(product, "f16", rates) == pytest.approx(0.01)  # widened to float32
+    assert least_seconds(product, "bf16", rates) == pytest.approx(0.01)  # the faster of the two ways
+    assert least_seconds(product, "bf16", {**rates, "amx_bf16": 1000.0}) == pytest.approx(0.001)
+    assert least_seconds(product, "f64", rates) is None  # not measured, so not claimed
     stream = Work(bytes_read=10**9, bytes_written=10**9)  # 0.1 s of reading and 0.05 s of writing
-    assert percent_of_peak(stream, "float32", 0.3, rates) == pytest.approx(50)
-    assert percent_of_peak(stream, "float32", 0.3, {}) is None
+    assert least_seconds(stream, "f32", rates) == pytest.approx(0.15)
+    assert least_seconds(stream, "f32", {}) is None
+
+
+def timed(name: str, median: float) -> Row:
+    return Row(name, 0.0, 1.0, Timing(median, median, 0.0, 3))
+
+
+def test_figures_of_a_result() -> None:
+    rows = [timed(OURS, 0.02), timed(SDPA, 0.05), Row(PLAIN, 2.0, 1.0)]
+    result = Result("forward", "long", "1,12,64,64", "f32", Work(flops=10**9), rows, least_seconds=0.01)
+    assert result.percent_of_peak == pytest.approx(50)
+    assert result.speedup(SDPA) == pytest.approx(2.5)
+    assert result.speedup(PLAIN) is None  # wrong, so not timed
+    assert replace(result, least_seconds=None).percent_of_peak is None
 
 
 def test_the_measured_peaks_are_plausible() -> None:
@@ -182,17 +235,18 @@ def test_the_measured_peaks_are_plausible() -> None:
     assert all(0.1 < rate < 20_000 for rate in one.values()), one
 
 
-def test_float32_has_twice_the_lanes_of_float64() -> None:
+@pytest.mark.skipif("avx512" not in mha_ext.supported_isas(), reason="has one width of vectors")
+def test_peaks_are_those_of_the_level_in_use() -> None:
     from mha_ext._load import core
 
-    if "fma_f64" not in core.peak_kinds():
-        pytest.skip("no multiply-add loop for this processor")
-    peaks = Peaks(threads=1)
-    for _ in range(5):  # the best of five: a busy machine takes the core away now and then
-        peaks.measure(Work(flops=1), "float32")
-        peaks.measure(Work(flops=1), "float64")
-    # Between the true ratio of 2 and any error in the loops' counts lies a factor of 1.5 at least.
-    assert 2 / 1.5 < peaks.rates["fma_f32"] / peaks.rates["fma_f64"] < 2 * 1.5
+    before, kinds = mha_ext.isa(), set(core.peak_kinds())
+    try:
+        mha_ext.set_isa("avx2")
+        assert set(core.peak_kinds()) == kinds - {"dot_bf16", "amx_bf16"}
+        mha_ext.set_isa("generic")
+        assert set(core.peak_kinds()) == {"read_bandwidth", "write_bandwidth"}
+    finally:
+        mha_ext.set_isa(before)
 
 
 @pytest.mark.parametrize(
@@ -250,52 +304,86 @@ def test_peaks_keep_the_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "core", Core())
     peaks = Peaks(threads=1)
     for _ in range(3):
-        peaks.measure(Work(flops=1), "float32")
+        peaks.measure(Work(flops=1), "f32")
     assert peaks.rates == {"fma_f32": 5.0}  # and no bandwidth: a product does not stream
 
     Core.rates = iter([7.0])  # one measurement, for two calls
     for _ in range(2):
-        peaks.measure(Work(bytes_read=1), "float32")
+        peaks.measure(Work(bytes_read=1), "f32")
     assert peaks.rates == {"fma_f32": 5.0, "read_bandwidth": 7.0}
 
 
-# Files
+# Files and tables
 
 
-def small_run() -> run.Run:
-    kept = run.Run({"cpu": "a CPU", "threads": 1}, quick=True, peaks={"fma_f32": 100.0})
-    kept.results.append(run.run_case("test", case_of(softmax_contest()), BUDGET))
+def small_run() -> Run:
+    kept = run.run_cases([("test", case_of(softmax_contest()))], quick=True)
+    memory = [Row(OURS, 0.0, 1.0, extra_bytes=2**20), Row(SDPA, 0.0, 1.0, extra_bytes=2**22)]
+    kept.results.append(Result("memory", "dropout", "1,1,64,64", "f32", Work(), memory))
     return kept
 
 
 def test_json_round_trip(tmp_path) -> None:
     kept = small_run()
     kept.save(tmp_path / "a.json")
-    assert run.Run.load(tmp_path / "a.json") == kept
+    assert Run.load(tmp_path / "a.json") == kept
+
+
+def cells(table, column: int) -> list[str]:
+    return [str(cell) for cell in table.columns[column].cells]
 
 
 def test_comparison_of_a_run_with_itself_is_one() -> None:
     kept = small_run()
     table = comparison_table(kept, kept, ("a.json", "a.json"))
-    *_, change = ([str(cell) for cell in column.cells] for column in table.columns)
-    assert change == ["1.00", "1.00"]  # the case, and the mean
+    assert cells(table, -1) == ["1.00", "", "1.00"]  # the time, the memory, and the mean of the times
+    assert cells(table, 2)[1] == "1.0 MiB"
+
+
+def test_comparison_is_of_the_ratios_to_the_faster_baseline() -> None:
+    def run_with(ours: float, sdpa: float, plain: float) -> Run:
+        rows = [timed(OURS, ours), timed(SDPA, sdpa), timed(PLAIN, plain)]
+        return Run({}, False, results=[Result("forward", "long", "1,12,64,64", "f32", Work(flops=1), rows)])
+
+    table = comparison_table(run_with(1.0, 2.0, 8.0), run_with(2.0, 12.0, 6.0), ("a.json", "b.json"))
+    times_and_ratios = [cells(table, column)[0] for column in (2, 3, 6, 7, 8)]
+    assert times_and_ratios == ["1 s", "2 s", "2.00", "3.00", "1.50"]
 
 
 def test_comparison_needs_a_case_in_common() -> None:
     kept = small_run()
     with pytest.raises(ValueError, match=r"^a\.json and b\.json have no case in common$"):
-        comparison_table(kept, run.Run({}, quick=True), ("a.json", "b.json"))
+        comparison_table(kept, Run({}, quick=True), ("a.json", "b.json"))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 0}', '{"schema": 1, "results": [{}]}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 0}', '{"schema": 2, "results": [{}]}'])
 def test_foreign_files_are_refused(tmp_path, text: str) -> None:
     path = tmp_path / "foreign.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"foreign\.json (is no result of 'mha-ext bench --json'|has schema 0)"):
-        run.Run.load(path)
+        Run.load(path)
 
 
-def test_a_full_suite_has_each_case_once() -> None:
-    listed = run.listed(tuple(run.SUITES), quick=False)
-    names = [(suite, case.name, case.shape, case.dtype) for suite, case in listed]
-    assert len(set(names)) == len(names)
+def row_of(case: str, table) -> list[str]:
+    console = Console(width=120, file=io.StringIO())
+    console.print(table)
+    return next(line.split() for line in console.file.getvalue().splitlines() if line.split()[:1] == [case])
+
+
+def test_a_table_shows_each_figure_and_no_empty_column() -> None:
+    rows = [timed(OURS, 0.02), timed(SDPA, 0.05), Row(PLAIN, 2.0, 1.0), timed("no mask", 0.025)]
+    result = Result("masks", "padding", "1,12,64,64", "f32", Work(flops=10**9), rows, least_seconds=0.01)
+    (table,) = result_tables(Run({}, False, results=[result]))
+    assert row_of("padding", table) == [
+        "padding", "1,12,64,64", "f32", "20", "ms", "0%", "50.0", "GF/s", "50.0", "2.50x", "wrong", "0.80", "of", "no",
+        "mask",
+    ]  # fmt: skip
+    (table,) = result_tables(Run({}, False, results=[replace(result, rows=rows[:2], least_seconds=None)]))
+    assert [str(column.header) for column in table.columns] == [
+        "case", "shape", "dtype", "time", "spread", "rate", "SDPA"
+    ]  # fmt: skip
+
+
+def test_a_table_of_memory() -> None:
+    *_, table = result_tables(small_run())
+    assert row_of("dropout", table) == ["dropout", "1,1,64,64", "f32", "1.0", "MiB", "4.0", "MiB"]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import mha_ext
 from mha_ext import cli, demo
+from mha_ext.bench.run import run_suites
 from mha_ext.bench.suite_attention import TINY
+from mha_ext.bench.suites import SUITES
 
 
 @pytest.fixture(autouse=True)
@@ -92,32 +95,43 @@ def test_bench_writes_what_it_measured_and_compares(capsys: pytest.CaptureFixtur
         capsys, "bench", "--quick", "--suite", "overhead", "--threads", "1", "--json", str(file), "--plot", str(picture)
     )
     assert status == 0
-    assert "torch SDPA" in text
+    assert "smallest call" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
     kept = json.loads(file.read_text())
     assert kept["machine"]["threads"] == 1
     assert kept["machine"]["torch"] == torch.__version__
     assert kept["machine"]["isa"] == mha_ext.isa()
-    assert {row["contestant"] for result in kept["results"] for row in result["rows"]} >= {"mha_ext", "torch SDPA"}
-    assert all(row["seconds"] for result in kept["results"] for row in result["rows"])
+    assert {row["contestant"] for result in kept["results"] for row in result["rows"]} == {
+        "mha_ext",
+        "SDPA",
+        "plain torch",
+    }
+    assert all(row["timing"]["best"] <= row["timing"]["median"] for result in kept["results"] for row in result["rows"])
 
     status, text = run(capsys, "bench", "--compare", str(file), str(file))
     assert status == 0
-    assert "geometric mean of 3 cases" in text
+    assert "geometric mean of 2" in text
 
 
 def test_every_suite_runs(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = run(capsys, "bench", "--quick", "--threads", "1")
     assert status == 0
-    for suite in cli.SUITES:
-        assert f"suite {suite}" in text
+    for name, suite in SUITES.items():
+        assert (f"suite {name}:" in text) == bool(suite.cases(True))
+    assert max(map(len, text.splitlines())) <= cli.WIDTH_IN_FILES
+    assert "…" not in text  # nothing was cut off
 
 
-def test_bench_lists_without_running(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "run_cases", None)  # calling it would fail
-    status, text = run(capsys, "bench", "--suite", "steps", "--list")
+def test_bench_lists_a_line_a_suite_without_running(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "run_suites", None)  # calling it would fail
+    status, text = run(capsys, "bench", "--list")
     assert status == 0
-    assert "steps: attention_scores, output reused (8,12,512,512,64) float32" in text.splitlines()
+    lines = [line.split()[:2] for line in text.splitlines()]
+    assert [[name, str(len(suite.cases(False)))] for name, suite in SUITES.items()] == [
+        line for line in lines if line and line[0] in SUITES
+    ]
 
 
 def test_bench_fails_when_a_result_is_wrong(
@@ -125,16 +139,18 @@ def test_bench_fails_when_a_result_is_wrong(
 ) -> None:
     right = mha_ext.attention
     monkeypatch.setattr(mha_ext, "attention", lambda *tensors, **options: (right(*tensors, **options)[0] + 1, None))
-    monkeypatch.setitem(cli.SUITES, "overhead", lambda quick: overhead_output_only())
     status, text = run(capsys, "bench", "--quick", "--suite", "overhead")
     assert status == 1
-    assert "wrong and not timed: mha_ext in overhead: smallest call, output, float32" in text
+    assert "wrong, so not measured: mha_ext in overhead: no gradient (2,1,4,64), f32: error 1, allowed" in text
 
 
-def overhead_output_only():
-    from mha_ext.bench.suite_attention import overhead
-
-    return [case for case in overhead(quick=True) if case.name == "smallest call, output"]
+def test_a_suite_with_an_environment_runs_in_a_process_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SUITES, "overhead", replace(SUITES["overhead"], environment={"MHA_EXT_ISA": "generic"}))
+    monkeypatch.setenv("MHA_EXT_ISA", "none such")  # inherited, it would end that process with an error
+    (first, second) = run_suites(["overhead"], quick=True, progress=lambda text, cases: None).results
+    assert (first.suite, second.suite) == ("overhead", "overhead")
+    assert first.times
+    assert first.percent_of_peak is None  # that level has no multiply-add
 
 
 @pytest.mark.parametrize(

@@ -227,3 +227,18 @@ def test_bits_do_not_depend_on_the_layout(layout, dtype):
     assert_same_bits(output, want["output"])
     for name, grad in zip(leaves, grads, strict=True):
         assert_same_bits(grad, want[name], name)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("lq", [1, 3, 40])
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_weights_of_a_batch_entry_that_sees_no_key(lq, dtype):
+    """Every element is written, with few queries as with many: the memory of the result is not new."""
+    query, key = (torch.randn(2, 2, n, 8).to(dtype) for n in (lq, 5))
+    hidden = [dict(key_lengths=torch.tensor([5, 0])), dict(window=(None, -1 - lq - 5))]
+    for options in hidden:
+        dirt = [torch.full((2, 2, lq, 5), float("nan"), dtype=dtype) for _ in range(8)]
+        del dirt  # for the allocator to hand out again
+        output, weights = mha_ext.attention(query, key, key, **options)
+        for name, x in (("output", output), ("weights", weights)):
+            assert (x[1] == 0).all(), f"{name} with {options}: {x[1]}"

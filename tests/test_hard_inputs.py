@@ -327,14 +327,17 @@ def test_causal_offset_tensors_at_the_end_of_64_bits(window, offset):
     tensors, _ = inputs(Case(lq=6, lk=6))
     options = dict(is_causal=True, window=window, causal_offset=torch.tensor([offset, 0]))
     results, grads = gradients(tensors, options)
-    first = {n: x[:1] for n, x in tensors.items()}
+    # Without gradients few queries go another way, which rounds differently.
+    first, second = (
+        {n: x[part].clone().requires_grad_() for n, x in tensors.items()} for part in (slice(1), slice(1, 2))
+    )
     if offset > 0 and window != (3, None):
         want = mha_ext.attention(**first)
     else:
         want = [torch.zeros_like(x[:1]) for x in results.values()]
     for name, right in zip(("output", "weights"), want, strict=True):
         assert_same_bits(results[name][:1].contiguous(), right, name)
-    usual = mha_ext.attention(**{n: x[1:] for n, x in tensors.items()}, is_causal=True, window=window)
+    usual = mha_ext.attention(**second, is_causal=True, window=window)
     assert_same_bits(results["weights"][1:].contiguous(), usual[1])
     assert all(torch.isfinite(g).all() for g in grads.values())
 

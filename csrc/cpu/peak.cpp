@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "dispatch/cpu_features.h"
+#include "dispatch/dispatch.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -119,7 +119,7 @@ struct Loop {
 std::vector<Loop> loops() {
   std::vector<Loop> found;
 #if defined(__x86_64__)
-  const Isa isa = machine_isa();
+  const Isa isa = isa_in_use();
   // chains x lanes x (multiply and add)
   if (isa >= Isa::avx512) {
     found.push_back({"fma_f32", chains_vfmadd231ps_z, 12 * 16 * 2});

@@ -7,8 +7,8 @@
 
 namespace mha::cpu {
 
-// The kinds this CPU has, of:
-//   "fma_f32", "fma_f64"                  multiply-add at the widest vector width present, in GF/s
+// The kinds that the instruction-set level in use has, of:
+//   "fma_f32", "fma_f64"                  multiply-add on the level's widest vectors, in GF/s
 //   "dot_bf16"                            vdpbf16ps on 512-bit vectors, in GF/s
 //   "amx_bf16"                            tdpbf16ps on full tiles, in GF/s
 //   "read_bandwidth", "write_bandwidth"   streams larger than the caches, in GB/s

@@ -36,7 +36,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("supported_isas", &mha::cpu::supported_isas, "Levels this machine can run, lowest first.");
   m.def("isa", [] { return std::string(mha::cpu::kernels().isa); }, "The level in use.");
   m.def("set_isa", &mha::cpu::set_isa, "Use another level from now on, in the whole process.", pybind11::arg("name"));
-  m.def("peak_kinds", &mha::cpu::peak_kinds, "Kinds of peak that this machine has; what each means: csrc/cpu/peak.h.");
+  m.def("peak_kinds", &mha::cpu::peak_kinds, "Kinds of peak of the level in use; what each means: csrc/cpu/peak.h.");
   m.def("measure_peak", &mha::cpu::measure_peak, "Measure a peak: GF/s, or GB/s for the bandwidths.",
         pybind11::arg("kind"), pybind11::arg("threads"), pybind11::call_guard<pybind11::gil_scoped_release>());
 }

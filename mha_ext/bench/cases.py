@@ -8,30 +8,41 @@ no work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 __all__ = [
     "OURS",
+    "PLAIN",
+    "SDPA",
     "Case",
     "Contest",
     "Function",
+    "Passes",
     "Results",
+    "Suite",
     "Work",
-    "only",
+    "backward",
+    "contest",
+    "forward",
     "product_flops",
     "random_inputs",
+    "short_name",
     "trained",
     "visible_pairs",
-    "with_gradients",
 ]
 
+# The contestants that a table has columns for. Any other is ours in another setting, such as without the mask.
 OURS = "mha_ext"
+SDPA = "SDPA"  # torch.nn.functional.scaled_dot_product_attention, its own choice of kernel
+PLAIN = "plain torch"  # the torch operators that a textbook would use
 
 Results = tuple[Tensor, ...]
-Function = Callable[..., Tensor]
+Function = Callable[..., Tensor | Results]
+Passes = Callable[[Function, Sequence[Tensor]], Callable[[], Results]]
+SHORT_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
 
 
 @dataclass(frozen=True)
@@ -45,19 +56,25 @@ class Work:
 
 @dataclass(frozen=True)
 class Contest:
-    """A case made ready: the contestants, ours under the name OURS, and the formula that all of them must agree with.
+    """A case made ready: the contestants, ours under the name OURS, and the formula that they must agree with.
 
-    `reference(*inputs)` is evaluated in float64 and returns what each contestant returns.
+    `reference(*inputs)` is evaluated in float64 and returns what a contestant returns. A contestant whose right result
+    is another one, as it draws its own dropout or has another option, has its own formula in `references`.
     """
 
     inputs: Sequence[Tensor]
     reference: Callable[..., Results]
     contestants: Mapping[str, Callable[[], Results]]
+    references: Mapping[str, Callable[..., Results]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One entry of a suite. `terms` is the length of the longest sum behind a result; `prepare` makes the tensors."""
+    """One entry of a suite. `terms` is the length of the longest sum behind a result; `prepare` makes the tensors.
+
+    With `in_fresh_process` it is the memory that is measured, of that contest, each contestant in a process of its own;
+    `prepare` then makes a smaller twin, which is judged and warms the process up.
+    """
 
     name: str
     shape: str
@@ -65,10 +82,31 @@ class Case:
     work: Work
     terms: int
     prepare: Callable[[], Contest]
+    in_fresh_process: Callable[[], Contest] | None = None
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return short_name(self.dtype)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What `mha-ext bench` can be asked for. `cases(quick)` lists the cases, in quick runs small ones.
+
+    A suite with an `environment` runs in a process of its own that starts with these variables.
+    """
+
+    about: str
+    cases: Callable[[bool], list[Case]]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """
+    >>> short_name(torch.bfloat16)
+    'bf16'
+    """
+    return SHORT_NAMES[dtype]
 
 
 def visible_pairs(queries: int, keys: int, is_causal: bool = False) -> int:
@@ -98,27 +136,56 @@ def random_inputs(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
-def with_gradients(function: Function, inputs: Sequence[Tensor], grad_output: Tensor) -> Callable[[], Results]:
-    """A call that runs `function(*inputs)` forward and backward: (output, gradient of each input)."""
-    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+def forward(function: Function, inputs: Sequence[Tensor]) -> Callable[[], Results]:
+    """A call of the function."""
+
+    def run() -> Results:
+        results = function(*inputs)
+        return results if isinstance(results, tuple) else (results,)
+
+    return run
+
+
+def backward(function: Function, inputs: Sequence[Tensor]) -> Callable[[], Results]:
+    """The gradients alone: the graph is built here and walked at each call. The last input is the output's gradient."""
+    *arguments, grad_output = inputs
+    leaves = _leaves(arguments)
+    output = function(*leaves)
+    return lambda: torch.autograd.grad(output, leaves, grad_output, retain_graph=True)
+
+
+def trained(function: Function, inputs: Sequence[Tensor]) -> Callable[[], Results]:
+    """Forward and backward: the output, and the gradient of each input but the last, which is the output's gradient."""
+    *arguments, grad_output = inputs
+    leaves = _leaves(arguments)
 
     def run() -> Results:
         output = function(*leaves)
+        assert isinstance(output, Tensor)
         return output.detach(), *torch.autograd.grad(output, leaves, grad_output)
 
     return run
 
 
-def only(function: Function) -> Callable[..., Results]:
-    """The function with its one tensor in a tuple, as a reference returns it."""
-    return lambda *inputs: (function(*inputs),)
+def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach().requires_grad_() for tensor in tensors]
 
 
-def trained(inputs: Sequence[Tensor], reference: Function, functions: Mapping[str, Function]) -> Contest:
-    """Forward and backward of each function; the last of `inputs` is the gradient of the output."""
-    *arguments, grad_output = inputs
+def contest(
+    passes: Passes,
+    inputs: Sequence[Tensor],
+    reference: Function,
+    functions: Mapping[str, Function],
+    references: Mapping[str, Function] | None = None,
+) -> Contest:
+    """The same passes (forward, backward or trained) of every function; see Contest for the references."""
+
+    def evaluated(function: Function) -> Callable[..., Results]:
+        return lambda *exact: passes(function, exact)()
+
     return Contest(
         inputs,
-        lambda *exact: with_gradients(reference, exact[:-1], exact[-1])(),
-        {name: with_gradients(function, arguments, grad_output) for name, function in functions.items()},
+        evaluated(reference),
+        {name: passes(function, inputs) for name, function in functions.items()},
+        {name: evaluated(function) for name, function in (references or {}).items()},
     )

@@ -15,19 +15,16 @@ from mha_ext._load import core
 
 from .cases import Work
 
-__all__ = ["Peaks", "describe", "percent_of_peak", "percent_of_tile_peak"]
+__all__ = ["Peaks", "describe", "least_seconds"]
 
-# Which of the measured rates a product in a dtype could reach. Half precision is widened: its sums are kept in float32.
-# bfloat16 has an instruction of its own, which on some CPUs runs at half the rate: so the faster way counts.
-VECTOR_KINDS = {
-    "float64": ("fma_f64",),
-    "float32": ("fma_f32",),
-    "float16": ("fma_f32",),
-    "bfloat16": ("fma_f32", "dot_bf16"),
+# Which of the measured rates a product in a dtype could reach. float16 is widened: its sums are kept in float32.
+# bfloat16 has instructions of its own, which are not faster on every CPU: so the fastest way counts.
+KINDS = {
+    "f64": ("fma_f64",),
+    "f32": ("fma_f32",),
+    "f16": ("fma_f32",),
+    "bf16": ("fma_f32", "dot_bf16", "amx_bf16"),
 }
-TILE_KINDS = {"bfloat16": "amx_bf16"}
-
-
 STREAMS = ("read_bandwidth", "write_bandwidth")
 
 
@@ -41,30 +38,23 @@ class Peaks:
     def measure(self, work: Work, dtype: str) -> None:
         """Measure what bounds this work: arithmetic again at every call, as the clock wanders; memory, which takes
         seconds, at the first call that needs it."""
-        wanted = (*VECTOR_KINDS[dtype], TILE_KINDS.get(dtype, "")) if work.flops else STREAMS
+        wanted = KINDS[dtype] if work.flops else STREAMS
         for kind in set(wanted) & set(core.peak_kinds()):
             if kind not in STREAMS or kind not in self.rates:
                 self.rates[kind] = max(self.rates.get(kind, 0.0), core.measure_peak(kind, self.threads))
 
 
-def percent_of_peak(work: Work, dtype: str, seconds: float, rates: Mapping[str, float]) -> float | None:
-    """Products: of the vector units' peak. Others: of the time that streaming the bytes takes. None if not measured."""
+def least_seconds(work: Work, dtype: str, rates: Mapping[str, float]) -> float | None:
+    """The time that the work takes at the measured peak: of arithmetic for products, of memory for others.
+
+    None where the peak was not measured.
+    """
     if work.flops:
-        peak = max((rates.get(kind, 0.0) for kind in VECTOR_KINDS[dtype]), default=0.0)
-        return _percent(work.flops, peak, seconds)
-    read, write = (rates.get(kind) for kind in STREAMS)
-    if not read or not write:
+        peak = max(rates.get(kind, 0.0) for kind in KINDS[dtype])
+        return work.flops / peak * 1e-9 if peak else None
+    if any(kind not in rates for kind in STREAMS):
         return None
-    return 100 * (work.bytes_read / read + work.bytes_written / write) * 1e-9 / seconds
-
-
-def percent_of_tile_peak(work: Work, dtype: str, seconds: float, rates: Mapping[str, float]) -> float | None:
-    """The same against the matrix unit (AMX), where there is one and it knows the dtype."""
-    return _percent(work.flops, rates.get(TILE_KINDS.get(dtype, ""), 0.0), seconds)
-
-
-def _percent(flops: int, peak: float, seconds: float) -> float | None:
-    return 100 * flops * 1e-9 / seconds / peak if flops and peak else None
+    return (work.bytes_read / rates["read_bandwidth"] + work.bytes_written / rates["write_bandwidth"]) * 1e-9
 
 
 def describe(threads: int) -> dict[str, object]:

@@ -21,8 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Verdict", "error_allowed", "judge"]
+from .cases import Contest
 
+__all__ = ["SEED", "Verdict", "error_allowed", "judge", "verdicts"]
+
+SEED = 7  # of torch's generator, before each contestant's judged call
 STEPS_THAT_ROUND = 8
 SMALL = 2.0**-20  # far above the rounding of float64, far below where the result bends
 
@@ -74,6 +77,19 @@ def judge(results: Sequence[Tensor], expected: Sequence[Tensor], allowed: Sequen
             raise ValueError(f"the result has shape {tuple(result.shape)}, the reference {tuple(value.shape)}")
         verdicts.append(Verdict(_largest(result.double() - value), limit))
     return max(verdicts, key=lambda verdict: math.inf if math.isnan(verdict.error) else verdict.error / verdict.allowed)
+
+
+def verdicts(contest: Contest, terms: int) -> dict[str, Verdict]:
+    """Every contestant's verdict, by the formula that holds for it."""
+    expected: dict[Reference, tuple[tuple[Tensor, ...], list[float]]] = {}
+    found = {}
+    for name, run in contest.contestants.items():
+        reference = contest.references.get(name, contest.reference)
+        if reference not in expected:
+            expected[reference] = error_allowed(reference, contest.inputs, terms)
+        torch.manual_seed(SEED)
+        found[name] = judge(run(), *expected[reference])
+    return found
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -1,82 +1,168 @@
-"""A bar chart of a run: how many times as fast as each baseline, case by case."""
+"""A chart of a run: how many times as fast as torch, case by case.
+
+Bars show the ratio to SDPA, or to plain torch where SDPA does not do the same; a diamond shows plain torch beside SDPA.
+"""
 
 from __future__ import annotations
 
-from itertools import groupby
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .report import speedups
-from .run import Result, Run
+from .cases import PLAIN, SDPA
+from .records import Result, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["plot_speedups"]
 
-COLOURS = {"float32": "#1f6f8b", "bfloat16": "#e07a2f", "float16": "#6a994e", "float64": "#8d5a97"}
-BAR, GAP = 1.0, 0.7  # heights on the vertical axis
-INCHES_PER_BAR = 0.17
+COLOURS = {"f32": "#1f6f8b", "bf16": "#e07a2f", "f16": "#6a994e", "f64": "#8d5a97"}
+BAR, GAP, HEAD = 1.0, 0.9, 4.0  # heights: of a bar, below each group of bars, of a suite's title
+INCHES_PER_BAR = 0.15
+COLUMN_INCHES = 7.5
+MOST_TICKS = 9  # whose labels fit below an axis
+LONG_RUN = 40  # bars: more are drawn in two columns
 
-Group = tuple[str, list[tuple[str, float]]]  # what is compared with what; per dtype, the speed-up
+
+@dataclass(frozen=True)
+class Bar:
+    """One case: its ratio to the baseline, and to plain torch where the baseline is SDPA."""
+
+    dtype: str
+    ratio: float
+    plain: float | None
+
+
+@dataclass
+class Panel:
+    """One suite: a group of bars for each case, one bar per dtype."""
+
+    suite: str
+    baseline: str
+    groups: dict[str, list[Bar]] = field(default_factory=dict)
+
+    @property
+    def height(self) -> float:
+        return sum(BAR * len(bars) + GAP for bars in self.groups.values())
 
 
 def plot_speedups(run: Run, path: Path) -> None:
-    """Draw one panel per suite and save it. Needs matplotlib."""
+    """Draw one panel per suite that has a baseline, and save it. Needs matplotlib.
+
+    Raises ValueError if there is none.
+    """
     import matplotlib
 
     matplotlib.use("Agg")  # a file, no window
     import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
-    from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
-    panels = {suite: _groups(list(results)) for suite, results in groupby(run.results, lambda result: result.suite)}
-    panels = {suite: groups for suite, groups in panels.items() if groups}
-    ratios = [ratio for groups in panels.values() for _, bars in groups for _, ratio in bars]
-    if not ratios:
+    panels = _panels(run.results)
+    bars = [bar for panel in panels for group in panel.groups.values() for bar in group]
+    if not bars:
         raise ValueError("nothing to draw: no case was timed against a baseline")
-    heights = [sum(BAR * len(bars) + GAP for _, bars in groups) for groups in panels.values()]
-    size = (10, 1.4 + INCHES_PER_BAR * sum(heights) + 0.6 * len(panels))
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=size, height_ratios=heights, squeeze=False, sharex=True, layout="constrained"
-    )
-    for axis, (suite, groups), height in zip(axes[:, 0], panels.items(), heights, strict=True):
-        axis.set_xscale("log")  # half as fast lies as far to the left as twice as fast to the right
-        position = 0.0
-        for label, bars in groups:
-            axis.text(
-                -0.01, position + BAR * (len(bars) - 1) / 2, label, transform=axis.get_yaxis_transform(),
-                ha="right", va="center", fontsize=8,
-            )  # fmt: skip
-            for dtype, ratio in bars:
-                axis.barh(position, ratio - 1, left=1, height=0.88 * BAR, color=COLOURS[dtype])
-                side = "left" if ratio >= 1 else "right"
-                axis.text(ratio, position, f" {ratio:.2f} ", ha=side, va="center", fontsize=7)
-                position += BAR
-            position += GAP
-        axis.axvline(1, color="black", linewidth=1)
-        axis.set_ylim(height - GAP, -BAR)
-        axis.set_yticks([])
-        axis.set_title(f"suite {suite}", loc="left", fontsize=11, fontweight="bold")
-        axis.spines[["top", "right", "left"]].set_visible(False)
-        axis.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(-6, 8)]))
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axis.set_xlim(min(ratios) / 1.4, max(ratios) * 1.4)
-    axes[-1, 0].set_xlabel("mha_ext is so many times as fast (right of the line: faster)", fontsize=9)
-    shown = [dtype for dtype in COLOURS if any(result.dtype == dtype for result in run.results)]
-    patches = [Rectangle((0, 0), 1, 1, color=COLOURS[dtype]) for dtype in shown]
-    figure.legend(patches, shown, loc="outside lower right", ncols=len(shown), frameon=False, fontsize=9)
+    ratios = [ratio for bar in bars for ratio in (bar.ratio, bar.plain or 1.0)]
+    limits = min(0.7, *(ratio / 1.2 for ratio in ratios)), max(2.0, *(ratio * 1.2 for ratio in ratios))
+    columns = _columns(panels, 2 if len(bars) > LONG_RUN else 1)
+    tallest = max(map(_height, columns))
+    figure = plt.figure(figsize=(COLUMN_INCHES * len(columns), 1.6 + INCHES_PER_BAR * tallest), layout="constrained")
+    parts = figure.subfigures(1, len(columns), squeeze=False)[0]
+    for part, column in zip(parts, columns, strict=True):
+        heights = [panel.height for panel in column]
+        rest = tallest - _height(column)  # empty, so that bars are as tall in all columns
+        axes = part.subplots(len(column) + 1, 1, height_ratios=[*heights, rest + 0.01], squeeze=False)[:, 0]
+        axes[-1].set_axis_off()
+        for axis, panel in zip(axes, column, strict=False):
+            _draw(axis, panel, limits)
+    dtypes = [dtype for dtype in COLOURS if any(bar.dtype == dtype for bar in bars)]
+    marks: list[Any] = [Patch(color=COLOURS[dtype], label=dtype) for dtype in dtypes]
+    if any(bar.plain for bar in bars):
+        marks.append(Line2D([], [], color="black", marker="D", markersize=4, linestyle="", label="against plain torch"))
+    figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False, fontsize=10)
     machine = run.machine
     figure.suptitle(
-        f"mha_ext {machine['mha_ext']} against torch {machine['torch']}\n"
+        f"mha_ext {machine['mha_ext']} is so many times as fast as torch {machine['torch']} (right of 1: faster)\n"
         f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}",
-        x=0.01, ha="left", fontsize=11,
-    )  # fmt: skip
-    figure.savefig(path, dpi=130)
+        fontsize=12,
+    )
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def _groups(results: list[Result]) -> list[Group]:
-    """One group per case and baseline, in the order of the run; in it a bar per dtype."""
-    groups: dict[str, list[tuple[str, float]]] = {}
+def _draw(axis: Axes, panel: Panel, limits: tuple[float, float]) -> None:
+    from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
+
+    axis.set_xscale("log")  # half as fast lies as far to the left as twice as fast to the right
+    axis.set_xlim(limits)
+    position, left, right = 0.0, axis.get_yaxis_transform(), axis.get_yaxis_transform()
+    for label, bars in panel.groups.items():
+        middle = position + BAR * (len(bars) - 1) / 2
+        axis.text(-0.02, middle, label, transform=left, ha="right", va="center", fontsize=8)
+        for bar in bars:
+            colour = COLOURS[bar.dtype]
+            axis.barh(position, bar.ratio - 1, left=1, height=0.85 * BAR, color=colour)
+            if bar.plain:
+                axis.plot(bar.plain, position, "D", color=colour, markeredgecolor="black", markersize=4)
+            axis.text(1.01, position, f"{bar.ratio:.2f}", transform=right, va="center", fontsize=7, color=colour)
+            position += BAR
+        position += GAP
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set_ylim(panel.height - GAP, -BAR)
+    axis.set_yticks([])
+    axis.set_title(f"{panel.suite}, against {panel.baseline}", loc="left", fontsize=10, fontweight="bold")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.xaxis.set_major_locator(FixedLocator(_ticks(*limits)))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.tick_params(labelsize=8)
+    axis.grid(axis="x", linewidth=0.4, color="#cccccc")
+    axis.set_axisbelow(True)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Powers of 2 that lie within, or every other one, ... so that their labels have room; 1 is always there.
+
+    >>> _ticks(0.7, 5)
+    [1.0, 2.0, 4.0]
+    """
+    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    step = math.ceil((last - first + 1) / MOST_TICKS)
+    return [2.0**power for power in range(first, last + 1) if power % step == 0]
+
+
+def _panels(results: list[Result]) -> list[Panel]:
+    """In the order of the run; cases of one name and shape are one group."""
+    panels: dict[str, Panel] = {}
     for result in results:
-        for baseline, ratio in speedups(result).items():
-            groups.setdefault(f"{result.name}\nagainst {baseline}", []).append((result.dtype, ratio))
-    return list(groups.items())
+        for baseline, bar in _bars(result):
+            panel = panels.setdefault(result.suite, Panel(result.suite, baseline))
+            panel.groups.setdefault(f"{result.name}   {result.shape}", []).append(bar)
+    return list(panels.values())
+
+
+def _bars(result: Result) -> Iterator[tuple[str, Bar]]:
+    """The case's bar and what it is against; none if there is no baseline."""
+    sdpa, plain = result.speedup(SDPA), result.speedup(PLAIN)
+    if sdpa is not None:
+        yield SDPA, Bar(result.dtype, sdpa, plain)
+    elif plain is not None:
+        yield PLAIN, Bar(result.dtype, plain, None)
+
+
+def _columns(panels: list[Panel], count: int) -> list[list[Panel]]:
+    """The panels in order, a new column when the one before has its share of the height."""
+    columns: list[list[Panel]] = [[]]
+    share = _height(panels) / count
+    for panel in panels:
+        if columns[-1] and len(columns) < count and _height([*columns[-1], panel]) > share + panel.height / 2:
+            columns.append([])
+        columns[-1].append(panel)
+    return columns
+
+
+def _height(panels: list[Panel]) -> float:
+    return sum(panel.height + HEAD for panel in panels)

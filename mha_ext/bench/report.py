@@ -1,23 +1,34 @@
-"""Results for readers: one table per suite, and two files side by side."""
+"""Results for readers: one table per suite, and two files side by side. They fit 120 columns."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from .cases import OURS
-from .machine import percent_of_peak, percent_of_tile_peak
-from .run import Result, Row, Run
+from .cases import OURS, PLAIN, SDPA
+from .records import Result, Run
+from .suites import SUITES
 from .timing import Timing
 
-__all__ = ["comparison_table", "describe_run", "format_seconds", "speedups", "suite_tables"]
+__all__ = [
+    "LEGEND",
+    "comparison_table",
+    "describe_run",
+    "format_bytes",
+    "format_seconds",
+    "result_tables",
+    "suite_list",
+    "wrong_results",
+]
 
 BUSY = 0.5  # a load average above this before the start: threads that wait for a core slow all contestants at random
 RESTLESS = 0.10  # a spread above this: the machine was busy with something else, take the row with care
+
+Cell = str | Text
 
 
 def format_seconds(seconds: float) -> str:
@@ -31,10 +42,20 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def speedups(result: Result) -> dict[str, float]:
-    """Baseline's median time over ours, per baseline: above 1, mha_ext is faster."""
-    times = {row.contestant: Timing(tuple(row.seconds)).median for row in result.rows if row.seconds}
-    return {name: seconds / times[OURS] for name, seconds in times.items() if name != OURS and OURS in times}
+def format_bytes(count: int) -> str:
+    """
+    >>> format_bytes(3 * 2**20)
+    '3.0 MiB'
+    """
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def suite_list(quick: bool) -> Table:
+    """What can be run: one line per suite."""
+    table = _table("", "suite", "cases", "what is timed")
+    for name, suite in SUITES.items():
+        table.add_row(name, str(len(suite.cases(quick))), suite.about)
+    return table
 
 
 def describe_run(run: Run) -> str:
@@ -52,70 +73,113 @@ def describe_run(run: Run) -> str:
         f"{busy}{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, ISA level {machine['isa']}\n"
         f"mha_ext {machine['mha_ext']} ({machine['commit'] or 'no commit known'}), torch {machine['torch']} "
         f"({machine['torch_cpu_capability']}), Python {machine['python']}\n"
-        f"measured peaks: {kept}"
+        f"measured peaks: {kept or 'none'}"
     )
 
 
-def suite_tables(run: Run) -> Iterator[Table]:
+def result_tables(run: Run) -> Iterator[Table]:
     """A table per suite, in the order of the run."""
-    tiles = "amx_bf16" in run.peaks
     for suite in dict.fromkeys(result.suite for result in run.results):
-        table = Table(title=f"suite {suite}", caption=_caption(tiles), box=SIMPLE_HEAD)
-        table.title_justify = table.caption_justify = "left"
-        table.add_column("case", no_wrap=True)
-        table.add_column("dtype", no_wrap=True)
-        table.add_column("contestant", no_wrap=True)
-        numbers = ["time", "best", "spread", "rate", "% of peak", *(["% of AMX"] if tiles else []), "mha_ext is"]
-        for name in numbers:
-            table.add_column(name, justify="right", no_wrap=True)
-        for result in run.results:
-            if result.suite == suite:
-                for cells in _result_rows(result, run.peaks, tiles):
-                    table.add_row(*cells)
-        yield table
+        results = [result for result in run.results if result.suite == suite]
+        title = f"suite {suite}: {SUITES[suite].about}" if suite in SUITES else f"suite {suite}"
+        yield (_memory_table if any(result.extra_bytes for result in results) else _time_table)(title, results)
 
 
-def _caption(tiles: bool) -> str:
-    text = (
-        "time: the median sample; best: the fastest. Rate, percentages and ratio are those of the median.\n"
-        f"spread: distance of the quartiles over the median, ! above {RESTLESS:.0%} (the machine was busy otherwise).\n"
-        "% of peak: products against the vector units' measured peak, others against the time of streaming their bytes."
+def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
+    table = Table(
+        title=title,
+        box=SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
     )
-    return text + "\n% of AMX: against the matrix unit's measured peak." if tiles else text
+    for name in columns:
+        table.add_column(name, vertical="bottom")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
-def _result_rows(result: Result, peaks: dict[str, float], tiles: bool) -> Iterator[list[str | Text]]:
-    faster = speedups(result)
-    titles = (Text(result.name, style="bold"), f"  {result.shape}")  # every case has two rows at least
-    for index, row in enumerate(result.rows):
-        head: list[str | Text] = [titles[index] if index < len(titles) else "", result.dtype if index == 0 else ""]
-        head.append(Text(row.contestant, style="bold" if row.contestant == OURS else ""))
-        yield head + (_figures(result, row, peaks, tiles, faster) if row.seconds else _refused(row, tiles))
+FIGURES = ("time", "spread", "rate", "% peak", "SDPA", "plain", "itself")
+LEGEND = """\
+time: the median sample of mha_ext. spread: quartile distance over median of the contestant where it is largest, ! above
+10 %: a busy machine. % peak: of the measured peak of the arithmetic units; where nothing is multiplied, of the time of
+streaming the bytes. SDPA, plain: their time over ours, above 1 mha_ext is faster. itself: our time as a share of ours
+without the option."""
 
 
-def _figures(
-    result: Result, row: Row, peaks: dict[str, float], tiles: bool, faster: dict[str, float]
-) -> list[str | Text]:
-    timing = Timing(tuple(row.seconds))
-    shares = [percent_of_peak(result.work, result.dtype, timing.median, peaks)]
-    if tiles:
-        shares.append(percent_of_tile_peak(result.work, result.dtype, timing.median, peaks))
-    work = result.work
+def _time_table(title: str, results: Sequence[Result]) -> Table:
+    """Columns in which no case has anything are left out."""
+    rows = [_figures(result) for result in results]
+    used = [index for index in range(len(FIGURES)) if any(row[index] for row in rows)]
+    table = _table(title, "case", "shape", "dtype", numbers=[FIGURES[index] for index in used])
+    for result, row in zip(results, rows, strict=True):
+        table.add_row(Text(result.name, style="bold"), result.shape, result.dtype, *(row[index] for index in used))
+    return table
+
+
+def _figures(result: Result) -> list[Cell]:
+    """The cells of the columns FIGURES."""
+    ours = next(row for row in result.rows if row.contestant == OURS)
+    ratios = [_ratio(result, SDPA), _ratio(result, PLAIN)]
+    if ours.timing is None:
+        return [Text("wrong", style="bold red"), "", "", "", *ratios, ""]
+    work, percent = result.work, result.percent_of_peak
     amount, unit = (work.flops, "GF/s") if work.flops else (work.bytes_read + work.bytes_written, "GB/s")
-    ratio = faster.get(row.contestant)
     return [
-        format_seconds(timing.median),
-        format_seconds(min(timing.samples)),
-        f"{timing.spread:.0%}{' !' if timing.spread > RESTLESS else ''}",
-        f"{amount / timing.median * 1e-9:,.1f} {unit}",
-        *("" if share is None else f"{share:.1f}" for share in shares),
-        "" if ratio is None else Text(f"{ratio:.2f}x", style="green" if ratio >= 1 else "red"),
+        format_seconds(ours.timing.median),
+        _spread([row.timing for row in result.rows if row.timing]),
+        f"{amount / ours.timing.median * 1e-9:,.1f} {unit}",
+        "" if percent is None else f"{percent:.1f}",
+        *ratios,
+        _against_itself(result),
     ]
 
 
-def _refused(row: Row, tiles: bool) -> list[str | Text]:
-    wrong = Text(f"wrong: {row.error:.2g} > {row.error_allowed:.2g}", style="bold red")
-    return [wrong, "", "", "", "", *([""] if tiles else []), ""]
+def _spread(timings: Sequence[Timing]) -> str:
+    """The largest of the case's contestants, as a ratio is no better than the worse of its two times."""
+    spread = max(timing.spread for timing in timings)
+    return f"{spread:.0%}{'!' if spread > RESTLESS else ''}"
+
+
+def _ratio(result: Result, baseline: str) -> Cell:
+    row = next((row for row in result.rows if row.contestant == baseline), None)
+    if row is None:
+        return ""
+    if not row.right:
+        return Text("wrong", style="bold red")
+    ratio = result.speedup(baseline)
+    if ratio is None:  # ours was wrong
+        return ""
+    return Text(f"{ratio:.2f}x", style="green" if ratio >= 1 else "red")
+
+
+def _against_itself(result: Result) -> str:
+    """Our time as a share of our time in another setting."""
+    others = [row for row in result.rows if row.contestant not in (OURS, SDPA, PLAIN)]
+    shares = {row.contestant: result.speedup(row.contestant) for row in others}
+    return ", ".join(f"{1 / share:.2f} of {name}" if share else f"{name}: wrong" for name, share in shares.items())
+
+
+def _memory_table(title: str, results: Sequence[Result]) -> Table:
+    table = _table(title, "case", "shape", "dtype", numbers=("mha_ext", "SDPA"))
+    for result in results:
+        extra = result.extra_bytes
+        cells = (format_bytes(extra[name]) if name in extra else "wrong" for name in (OURS, SDPA))
+        table.add_row(Text(result.name, style="bold"), result.shape, result.dtype, *cells)
+    table.caption = "Peak beyond inputs, output and gradients, each in a process of its own."
+    return table
+
+
+def wrong_results(run: Run) -> Iterator[str]:
+    """A line for each contestant that was not measured."""
+    for result in run.results:
+        for row in result.wrong:
+            yield (
+                f"{row.contestant} in {result.suite}: {result.name} ({result.shape}), {result.dtype}: "
+                f"error {row.error:.2g}, allowed {row.error_allowed:.2g}"
+            )
 
 
 def comparison_table(first: Run, second: Run, names: tuple[str, str]) -> Table:
@@ -123,42 +187,51 @@ def comparison_table(first: Run, second: Run, names: tuple[str, str]) -> Table:
 
     Raises ValueError if there is no such case.
     """
-    table = Table(title=f"A: {names[0]}   B: {names[1]}", title_justify="left", caption_justify="left")
+    table = _table(
+        f"A: {names[0]}   B: {names[1]}",
+        "case",
+        "dtype",
+        numbers=("A", "B", "% peak A", "% peak B", "x torch A", "x torch B", "B / A"),
+    )
     table.caption = (
-        "x torch: time of the fastest baseline of the same run over ours. B / A of these: above 1, B is the better.\n"
+        "x torch: time of the faster baseline of the same run over ours. B / A of these: above 1, B is the better.\n"
         "Times of two runs compare only on the same quiet machine; the ratios carry over."
     )
-    for name in ("case", "dtype"):
-        table.add_column(name)
-    for name in ("time A", "time B", "% peak A", "% peak B", "x torch A", "x torch B", "B / A"):
-        table.add_column(name, justify="right", no_wrap=True)
     others = {result.key: result for result in second.results}
     changes = []
     for result in first.results:
-        other = others.get(result.key)
-        if other is None or not speedups(result) or not speedups(other):
+        pair = (result, others.get(result.key, result))
+        if result.key not in others or not all(_cost(one) for one in pair):
             continue
-        ratios = [min(speedups(side).values()) for side in (result, other)]
-        times = [_ours(side) for side in (result, other)]
-        shares = [
-            percent_of_peak(result.work, result.dtype, seconds, run.peaks)
-            for seconds, run in zip(times, (first, second), strict=True)
-        ]
-        changes.append(ratios[1] / ratios[0])
+        percents, ratios = [one.percent_of_peak for one in pair], [_against_torch(one) for one in pair]
+        change: Cell = ""
+        if ratios[0] and ratios[1]:
+            changes.append(ratios[1] / ratios[0])
+            change = Text(f"{changes[-1]:.2f}", style="green" if changes[-1] >= 1 else "red")
         table.add_row(
-            f"{result.suite}: {result.name}\n{result.shape}",
+            f"{result.suite}: {result.name}\n  {result.shape}",
             result.dtype,
-            *(format_seconds(seconds) for seconds in times),
-            *("" if share is None else f"{share:.1f}" for share in shares),
-            *(f"{ratio:.2f}" for ratio in ratios),
-            Text(f"{changes[-1]:.2f}", style="green" if changes[-1] >= 1 else "red"),
+            *(_cost(one) for one in pair),
+            *("" if percent is None else f"{percent:.1f}" for percent in percents),
+            *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+            change,
         )
-    if not changes:
+    if not table.rows:
         raise ValueError(f"{names[0]} and {names[1]} have no case in common")
-    table.add_section()
-    table.add_row(f"geometric mean of {len(changes)} cases", *[""] * 7, f"{statistics.geometric_mean(changes):.2f}")
+    if changes:
+        table.add_section()
+        table.add_row(f"geometric mean of {len(changes)}", *[""] * 7, f"{statistics.geometric_mean(changes):.2f}")
     return table
 
 
-def _ours(result: Result) -> float:
-    return next(Timing(tuple(row.seconds)).median for row in result.rows if row.contestant == OURS)
+def _cost(result: Result) -> str:
+    """Our time or memory; empty if ours was wrong."""
+    if OURS in result.times:
+        return format_seconds(result.times[OURS])
+    return format_bytes(result.extra_bytes[OURS]) if OURS in result.extra_bytes else ""
+
+
+def _against_torch(result: Result) -> float | None:
+    """Against the faster of the baselines."""
+    ratios = [ratio for ratio in (result.speedup(SDPA), result.speedup(PLAIN)) if ratio is not None]
+    return min(ratios, default=None)

@@ -1,122 +1,87 @@
-"""Runs suites: every contestant is judged, then all are timed in turns, then the row is kept."""
+"""Runs suites: every contestant is judged, then those that are right are measured, then the figures are kept."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from .cases import Case, Work
-from .machine import Peaks, describe
-from .oracle import error_allowed, judge
-from .suite_attention import attention, modules, overhead
-from .suite_steps import steps
-from .timing import FULL, QUICK, Budget, time_interleaved
+from .cases import Case
+from .machine import Peaks, describe, least_seconds
+from .memory import extra_bytes_in_fresh_process
+from .oracle import verdicts
+from .records import Result, Row, Run
+from .suites import SUITES, listed
+from .timing import FULL, QUICK, time_interleaved
 
-__all__ = ["SUITES", "Result", "Row", "Run", "listed", "run_cases"]
+__all__ = ["run_cases", "run_suites"]
 
-SUITES: dict[str, Callable[[bool], list[Case]]] = {
-    "steps": steps,
-    "attention": attention,
-    "modules": modules,
-    "overhead": overhead,
-}
-
-SCHEMA = 1  # of the JSON files; raise it when a field changes its meaning
+Progress = Callable[[str, int], None]  # what starts now, and how many cases that is
 
 
-@dataclass(frozen=True)
-class Row:
-    """One contestant of a case: seconds per call, sample by sample, and its error against the float64 reference."""
-
-    contestant: str
-    error: float
-    error_allowed: float
-    seconds: list[float]  # empty: the result was wrong, so it was not timed
-
-
-@dataclass(frozen=True)
-class Result:
-    """One case. The case is named by suite, name, shape and dtype; these four match cases of two files."""
-
-    suite: str
-    name: str
-    shape: str
-    dtype: str
-    work: Work
-    rows: list[Row]
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        return self.suite, self.name, self.shape, self.dtype
-
-    @property
-    def wrong(self) -> list[Row]:
-        return [row for row in self.rows if not row.seconds]
+def run_suites(suites: Sequence[str], quick: bool, progress: Progress) -> Run:
+    """Run suites on torch's number of threads, each in this process or in one with the environment that it asks for."""
+    here = [name for name in suites if _is_set(SUITES[name].environment)]
+    run = run_cases([pair for name in here for pair in listed(name, quick)], quick, progress)
+    for name in suites:
+        count = len(SUITES[name].cases(quick))
+        if name not in here and count:
+            progress(f"suite {name}, in a process of its own", count)
+            run.results += _in_own_process(name, quick).results
+    order = list(suites)
+    run.results.sort(key=lambda result: order.index(result.suite))
+    return run
 
 
-@dataclass
-class Run:
-    """Everything that a JSON file holds."""
-
-    machine: dict[str, Any]
-    quick: bool
-    peaks: dict[str, float] = field(default_factory=dict)
-    results: list[Result] = field(default_factory=list)
-    schema: int = SCHEMA
-
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> Run:
-        """Raises ValueError for a file that `save` did not write."""
-        try:
-            data = json.loads(path.read_text())
-            if data["schema"] != SCHEMA:
-                raise ValueError(f"{path} has schema {data['schema']}, this version reads {SCHEMA}")
-            results = [
-                Result(**{**result, "work": Work(**result["work"]), "rows": [Row(**row) for row in result["rows"]]})
-                for result in data["results"]
-            ]
-            return cls(data["machine"], data["quick"], data["peaks"], results)
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no result of 'mha-ext bench --json': {error!r}") from error
-
-
-def run_case(suite: str, case: Case, budget: Budget) -> Result:
-    """Judge every contestant; time those of a case whose results are all right."""
-    contest = case.prepare()
-    expected, allowed = error_allowed(contest.reference, contest.inputs, case.terms)
-    verdicts = {name: judge(run(), expected, allowed) for name, run in contest.contestants.items()}
-    right = {name: run for name, run in contest.contestants.items() if verdicts[name].passed}
-    timings = time_interleaved(right, budget)
-    rows = [
-        Row(name, verdict.error, verdict.allowed, list(timings[name].samples) if name in timings else [])
-        for name, verdict in verdicts.items()
-    ]
-    return Result(suite, case.name, case.shape, case.dtype_name, case.work, rows)
-
-
-def listed(suites: Sequence[str], quick: bool) -> list[tuple[str, Case]]:
-    """The cases of the suites, each with its suite's name, in the order of a run."""
-    return [(suite, case) for suite in suites for case in SUITES[suite](quick)]
-
-
-def run_cases(
-    cases: Sequence[tuple[str, Case]], quick: bool, progress: Callable[[Case], None] = lambda case: None
-) -> Run:
-    """Run the cases on torch's number of threads; `progress` is told each case before it starts."""
+def run_cases(cases: Sequence[tuple[str, Case]], quick: bool, progress: Progress = lambda text, count: None) -> Run:
+    """Run cases, each given with the name of its suite, in this process."""
     threads = torch.get_num_threads()
     peaks = Peaks(threads)
     run = Run(describe(threads), quick)
     for suite, case in cases:
-        progress(case)
-        peaks.measure(case.work, case.dtype_name)
-        run.results.append(run_case(suite, case, QUICK if quick else FULL))
+        progress(f"{suite}: {case.name}, {case.dtype_name}", 1)
+        if not case.in_fresh_process:
+            peaks.measure(case.work, case.dtype_name)
+        run.results.append(run_case(suite, case, quick))
     run.peaks = peaks.rates
+    run.results = [
+        replace(result, least_seconds=least_seconds(result.work, result.dtype, peaks.rates)) for result in run.results
+    ]
     return run
+
+
+def run_case(suite: str, case: Case, quick: bool) -> Result:
+    """Judge every contestant; measure those whose results are right."""
+    contest = case.prepare()
+    rows = {name: Row(name, found.error, found.allowed) for name, found in verdicts(contest, case.terms).items()}
+    right = {name: run for name, run in contest.contestants.items() if rows[name].right}
+    if case.in_fresh_process:
+        for name in right:
+            rows[name] = replace(rows[name], extra_bytes=extra_bytes_in_fresh_process(suite, case, name, quick))
+    else:
+        for name, timing in time_interleaved(right, QUICK if quick else FULL).items():
+            rows[name] = replace(rows[name], timing=timing)
+    return Result(suite, case.name, case.shape, case.dtype_name, case.work, list(rows.values()))
+
+
+def _is_set(environment: Mapping[str, str]) -> bool:
+    return all(os.environ.get(name) == value for name, value in environment.items())
+
+
+def _in_own_process(suite: str, quick: bool) -> Run:
+    """Raises RuntimeError if that process fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run.json"
+        command = [sys.executable, "-m", "mha_ext", "bench", "--suite", suite, "--json", str(file)]
+        command += ["--threads", str(torch.get_num_threads()), *(["--quick"] if quick else [])]
+        environment = {**os.environ, **SUITES[suite].environment}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if not file.exists():  # a wrong result ends it with 1, but is in the file
+            raise RuntimeError(f"suite {suite}, in a process of its own, failed:\n{done.stdout}{done.stderr}")
+        return Run.load(file)

@@ -8,7 +8,7 @@ either contestant on computing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,20 @@ from torch import Tensor
 
 import mha_ext
 
-from .cases import OURS, Case, Contest, Function, Work, only, product_flops, random_inputs, trained, with_gradients
+from .cases import (
+    OURS,
+    PLAIN,
+    Case,
+    Contest,
+    Passes,
+    Work,
+    backward,
+    contest,
+    forward,
+    product_flops,
+    random_inputs,
+    trained,
+)
 
 __all__ = ["steps"]
 
@@ -91,105 +104,65 @@ def steps(quick: bool) -> list[Case]:
 # Step 1: scores = scale * Q K^T. torch.matmul knows no scale, so its query comes scaled, for free: 1/8 is exact.
 
 
-def scores_reference(query: Tensor, key: Tensor) -> Tensor:
+def plain_scores(query: Tensor, key: Tensor) -> Tensor:
     return torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(query.shape[-1])
 
 
 def scores_reused(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    query, key = random_inputs(dtype, sizes.query, sizes.key)
-    scaled = query * sizes.scale
-    ours, theirs = query.new_empty(sizes.weights), query.new_empty(sizes.weights)
+    inputs = random_inputs(dtype, sizes.query, sizes.key)
+    scaled = inputs[0] * sizes.scale
+    ours, theirs = scaled.new_empty(sizes.weights), scaled.new_empty(sizes.weights)
 
-    def run_ours() -> tuple[Tensor]:
+    def call_ours(query: Tensor, key: Tensor) -> Tensor:
         torch.ops.mha_ext.attention_scores_out(query, key, sizes.scale, ours)
-        return (ours,)
+        return ours
 
-    def run_torch() -> tuple[Tensor]:
-        return (torch.matmul(scaled, key.transpose(-1, -2), out=theirs),)
+    def call_torch(query: Tensor, key: Tensor) -> Tensor:
+        return torch.matmul(scaled, key.transpose(-1, -2), out=theirs)
 
-    return Contest((query, key), only(scores_reference), {OURS: run_ours, "torch.matmul": run_torch})
+    return contest(forward, inputs, plain_scores, {OURS: call_ours, PLAIN: call_torch})
 
 
 def scores_new(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    query, key = random_inputs(dtype, sizes.query, sizes.key)
-    scaled = query * sizes.scale
-    return Contest(
-        (query, key),
-        only(scores_reference),
-        {
-            OURS: lambda: (mha_ext.attention_scores(query, key),),
-            "torch.matmul": lambda: (torch.matmul(scaled, key.transpose(-1, -2)),),
-        },
-    )
+    inputs = random_inputs(dtype, sizes.query, sizes.key)
+    scaled = inputs[0] * sizes.scale
+
+    def call_torch(query: Tensor, key: Tensor) -> Tensor:
+        return torch.matmul(scaled, key.transpose(-1, -2))
+
+    return contest(forward, inputs, plain_scores, {OURS: mha_ext.attention_scores, PLAIN: call_torch})
 
 
 def scores_trained(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    return trained(
-        random_inputs(dtype, sizes.query, sizes.key, sizes.weights),
-        scores_reference,
-        {OURS: mha_ext.attention_scores, "matmul / sqrt(D)": scores_reference},
-    )
+    inputs = random_inputs(dtype, sizes.query, sizes.key, sizes.weights)
+    return contest(trained, inputs, plain_scores, {OURS: mha_ext.attention_scores, PLAIN: plain_scores})
 
 
 # Step 2: weights = softmax(scores), hidden positions zero.
 
 
-def lower_triangle(scores: Tensor) -> Tensor:
-    return torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-
-
-def masked_fill_softmax(scores: Tensor, hidden: Tensor) -> Tensor:
-    return torch.softmax(scores.masked_fill(hidden, -math.inf), -1)
-
-
 def softmax_masked(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    (scores,) = random_inputs(dtype, sizes.weights)
-    mask = lower_triangle(scores)
-    hidden = ~mask
-    return Contest(
-        (scores,),
-        lambda scores: (masked_fill_softmax(scores, hidden),),
-        {
-            OURS: lambda: (mha_ext.masked_softmax(scores, mask),),
-            "masked_fill, softmax": lambda: (masked_fill_softmax(scores, hidden),),
-        },
-    )
-
-
-def softmax_unmasked(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    (scores,) = random_inputs(dtype, sizes.weights)
-    return Contest(
-        (scores,),
-        lambda scores: (torch.softmax(scores, -1),),
-        {
-            OURS: lambda: (mha_ext.masked_softmax(scores),),
-            "torch.softmax": lambda: (torch.softmax(scores, -1),),
-        },
-    )
+    return triangle_contest(sizes, forward, random_inputs(dtype, sizes.weights))
 
 
 def softmax_backward(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    """The backward alone: the graph is built once and walked again and again."""
-    scores, grad = random_inputs(dtype, sizes.weights, sizes.weights)
-    mask = lower_triangle(scores)
+    return triangle_contest(sizes, backward, random_inputs(dtype, sizes.weights, sizes.weights))
+
+
+def triangle_contest(sizes: Sizes, passes: Passes, inputs: Sequence[Tensor]) -> Contest:
+    mask = torch.ones(sizes.queries, sizes.keys, dtype=torch.bool).tril()
     hidden = ~mask
 
-    def gradient(function: Function) -> Callable[[], tuple[Tensor, ...]]:
-        leaf = scores.detach().requires_grad_()
-        weights = function(leaf)
-        return lambda: torch.autograd.grad(weights, leaf, grad, retain_graph=True)
+    def plain(scores: Tensor) -> Tensor:
+        return torch.softmax(scores.masked_fill(hidden, -math.inf), -1)
 
-    def reference(scores: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-        return with_gradients(lambda x: masked_fill_softmax(x, hidden), (scores,), grad)()[1:]
+    return contest(passes, inputs, plain, {OURS: lambda scores: mha_ext.masked_softmax(scores, mask), PLAIN: plain})
 
-    return Contest(
-        (scores, grad),
-        reference,
-        {
-            OURS: gradient(lambda x: mha_ext.masked_softmax(x, mask)),
-            "masked_fill, softmax": gradient(lambda x: masked_fill_softmax(x, hidden)),
-        },
-    )
+
+def softmax_unmasked(sizes: Sizes, dtype: torch.dtype) -> Contest:
+    plain = partial(torch.softmax, dim=-1)
+    inputs = random_inputs(dtype, sizes.weights)
+    return contest(forward, inputs, plain, {OURS: mha_ext.masked_softmax, PLAIN: plain})
 
 
 # Step 3: output = P V, and the backward's product over queries, P^T dO.
@@ -201,48 +174,31 @@ def weights_and(other: tuple[int, ...], sizes: Sizes, dtype: torch.dtype) -> tup
 
 
 def sum_reused(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    weights, value = weights_and(sizes.key, sizes, dtype)
-    ours, theirs = value.new_empty(sizes.query), value.new_empty(sizes.query)
+    inputs = weights_and(sizes.key, sizes, dtype)
+    ours, theirs = inputs[0].new_empty(sizes.query), inputs[0].new_empty(sizes.query)
 
-    def run_ours() -> tuple[Tensor]:
+    def call_ours(weights: Tensor, value: Tensor) -> Tensor:
         torch.ops.mha_ext.weighted_sum_out(weights, value, 1.0, ours)
-        return (ours,)
+        return ours
 
-    def run_torch() -> tuple[Tensor]:
-        return (torch.matmul(weights, value, out=theirs),)
-
-    return Contest((weights, value), only(torch.matmul), {OURS: run_ours, "torch.matmul": run_torch})
+    return contest(forward, inputs, torch.matmul, {OURS: call_ours, PLAIN: partial(torch.matmul, out=theirs)})
 
 
 def sum_new(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    weights, value = weights_and(sizes.key, sizes, dtype)
-    return Contest(
-        (weights, value),
-        only(torch.matmul),
-        {
-            OURS: lambda: (mha_ext.weighted_sum(weights, value),),
-            "torch.matmul": lambda: (torch.matmul(weights, value),),
-        },
-    )
+    inputs = weights_and(sizes.key, sizes, dtype)
+    return contest(forward, inputs, torch.matmul, {OURS: mha_ext.weighted_sum, PLAIN: torch.matmul})
 
 
 def sum_over_queries(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    weights, grad = weights_and(sizes.query, sizes, dtype)
+    def call_ours(weights: Tensor, grad: Tensor) -> Tensor:
+        return torch.ops.mha_ext.weighted_sum_over_queries(weights, grad, sizes.heads, 1.0)
 
-    def plain(weights: Tensor, grad: Tensor) -> tuple[Tensor]:
-        return (torch.matmul(weights.transpose(-1, -2), grad),)
+    def plain(weights: Tensor, grad: Tensor) -> Tensor:
+        return torch.matmul(weights.transpose(-1, -2), grad)
 
-    return Contest(
-        (weights, grad),
-        plain,
-        {
-            OURS: lambda: (torch.ops.mha_ext.weighted_sum_over_queries(weights, grad, sizes.heads, 1.0),),
-            "torch.matmul": lambda: plain(weights, grad),
-        },
-    )
+    return contest(forward, weights_and(sizes.query, sizes, dtype), plain, {OURS: call_ours, PLAIN: plain})
 
 
 def sum_trained(sizes: Sizes, dtype: torch.dtype) -> Contest:
-    weights, value = weights_and(sizes.key, sizes, dtype)
-    (grad,) = random_inputs(dtype, sizes.query)
-    return trained((weights, value, grad), torch.matmul, {OURS: mha_ext.weighted_sum, "torch.matmul": torch.matmul})
+    inputs = (*weights_and(sizes.key, sizes, dtype), *random_inputs(dtype, sizes.query))
+    return contest(trained, inputs, torch.matmul, {OURS: mha_ext.weighted_sum, PLAIN: torch.matmul})

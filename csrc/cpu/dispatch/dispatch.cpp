@@ -46,6 +46,12 @@ std::atomic<const KernelTable*>& chosen() {
 
 const KernelTable& kernels() { return *chosen().load(std::memory_order_relaxed); }
 
+Isa isa_in_use() {
+  int level = 0;
+  while (&table_of(static_cast<Isa>(level)) != &kernels()) ++level;
+  return static_cast<Isa>(level);
+}
+
 std::vector<std::string> supported_isas() {
   const int last = static_cast<int>(machine_isa());
   return {kIsaNames, kIsaNames + last + 1};

@@ -101,6 +101,8 @@ struct DecodeTask {
   }
 
   void run() {
+    if (p.weights && keys.begin >= keys.end)
+      for (int64_t i = 0; i < count; ++i) weights_of(rows[i]).fill(0, p.keys, 0);
     const int64_t span = p.weights ? keys.end - keys.begin : block;
     for (int64_t key = keys.begin; key < keys.end; key += span) {
       const int64_t end = min_of(keys.end, key + span);
@@ -238,8 +240,12 @@ struct DecodeTask {
     return sum == 0 ? 0 : PanelDropout<T>::scale_of_kept(p) / sum;
   }
 
+  RowWriter<T> weights_of(const Row& row) const {
+    return MatrixWriter<T>(p.batch, row.entry, p.weights).row(row.query);
+  }
+
   void write_weights(const Row& row, int64_t key, int64_t n) const {
-    const RowWriter<T> weights = MatrixWriter<T>(p.batch, row.entry, p.weights).row(row.query);
+    const RowWriter<T> weights = weights_of(row);
     const Acc factor = inverse_sum(row);
     weights.fill(0, key, 0);
     int64_t j = 0;
