@@ -59,7 +59,7 @@ struct FusedCase {
   BatchShape kv_batch;
   Stack<T> query, key, value, bias, sinks;
   Hidden hidden;
-  char about[200];
+  char about[300];
 
   explicit FusedCase(Random& random, const char* isa) {
     p.dtype = kDType<T>;
@@ -103,9 +103,13 @@ struct FusedCase {
     if (random.chance(0.7)) hidden.randomise(random, p.batch, p.queries, p.keys);
     p.visibility = hidden.visibility;
     poison(random);
-    std::snprintf(about, sizeof about, "%s %s, batch %ld group %ld, %ld x %ld, D %ld, Dv %ld", isa,
-                  test::name_of(p.dtype), long(p.batch.count()), long(p.group), long(p.queries), long(p.keys),
-                  long(p.head_dim), long(p.value_dim));
+    std::snprintf(about, sizeof about,
+                  "%s %s, batch %ld group %ld, %ld x %ld, D %ld, Dv %ld%s%s%s%s%s, window %ld %ld, mask_value %g, p %g",
+                  isa, test::name_of(p.dtype), long(p.batch.count()), long(p.group), long(p.queries), long(p.keys),
+                  long(p.head_dim), long(p.value_dim), p.bias ? ", bias" : "", p.sinks ? ", sinks" : "",
+                  p.visibility.mask ? ", mask" : "", p.visibility.key_lengths ? ", lengths" : "",
+                  p.softcap != 0 ? ", softcap" : "", long(p.visibility.window_left), long(p.visibility.window_right),
+                  p.mask_value, p.dropout);
   }
 
   static int64_t head_size(Random& random) {
@@ -166,9 +170,11 @@ struct RowBounds {
     if (std::isfinite(p.mask_value)) largest = std::max(largest, std::min(1e3, std::fabs(p.mask_value)));
     logit_error = eps * (static_cast<double>(p.head_dim) + 8) * largest;
   }
+  // Relative error of a weight, and how far off one may be in any case: below the normal numbers exp gives 0.
   double weight_error() const {
     return 4 * logit_error + eps * static_cast<double>(p.keys + 16) + kRoundings * epsilon<T>();
   }
+  static constexpr double kUnderflow = kTiny<Acc>;
 };
 
 template <class T>
@@ -210,7 +216,8 @@ struct ForwardResults {
         row.compute(i);
         const RowBounds<T> bounds(row, i);
         for (int64_t j = 0; j < p.keys; ++j) {
-          const double w = row.weight[j] * row.kept[j], error = w * bounds.weight_error();
+          const double w = row.weight[j] * row.kept[j];
+          const double error = (row.weight[j] * bounds.weight_error() + bounds.kUnderflow) * row.kept[j];
           if (weights.wanted) weights.bound_at(e, i, j) = error;
           if (w == 0) continue;
           for (int64_t d = 0; d < p.value_dim; ++d) output.bound_at(e, i, d) += error * std::fabs(row.value.at(j, d));
@@ -307,23 +314,24 @@ struct BackwardResults {
         delta_size += std::fabs(weights.at(i, j) * grad_weights.at(i, j));
       const double sum_error = eps * static_cast<double>(p.value_dim + p.keys + 16);
       if (sink_rows.wanted)
-        sink_rows.bound_at(e, i, 0) = row.sink_weight * delta_size * (bounds.weight_error() + sum_error);
+        sink_rows.bound_at(e, i, 0) =
+            (row.sink_weight * (bounds.weight_error() + sum_error) + bounds.kUnderflow) * delta_size;
       for (int64_t j = 0; j < p.keys; ++j) {
-        const double w = row.weight[j], used = w * row.kept[j];
+        const double w = row.weight[j];
         if (w == 0) continue;
+        const double w_error = w * (bounds.weight_error() + row_terms()) + bounds.kUnderflow;
         double size = delta_size;  // |dP| + |delta|, by summed magnitudes
         if (row.kept[j] != 0) {
           double dp = grad_weights ? std::fabs(grad_weights.at(i, j)) : 0;
           for (int64_t d = 0; d < p.value_dim; ++d) dp += std::fabs(grad_output.at(i, d) * row.value.at(j, d));
           size += dp * row.kept[j];
           for (int64_t d = 0; value.wanted && d < p.value_dim; ++d)
-            value.bound_at(kv, j, d) += used * std::fabs(grad_output.at(i, d)) * (bounds.weight_error() + row_terms());
+            value.bound_at(kv, j, d) += w_error * row.kept[j] * std::fabs(grad_output.at(i, d));
         }
         if (!row.visible(i, j)) continue;
-        double error = w * size * (bounds.weight_error() + sum_error);
-        if (bias.wanted) bias.bound_at(e, i, j) += error + w * size * row_terms();
+        double error = (w_error + w * sum_error) * size;
+        if (bias.wanted) bias.bound_at(e, i, j) += error;
         error = error * row.slope[j] + (softcap != 0 ? 2 / softcap * bounds.logit_error * w * size : 0);
-        error += w * size * row.slope[j] * row_terms();
         for (int64_t d = 0; d < p.head_dim; ++d) {
           const double scaled = std::fabs(p.scale) * error;
           if (query.wanted) query.bound_at(e, i, d) += scaled * std::fabs(row.key.at(j, d));
