@@ -135,13 +135,15 @@ def plain_attention(
     :func:`attention` then does it, or says what is wrong in the user's words."""
     if torch.compiler.is_compiling() or needs_full() or torch.is_autocast_enabled("cpu"):
         return None
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return None
     try:
-        if query.dim() < 4 or not (enable_gqa or key.size(-3) == query.size(-3)):
+        if query.dim() < 4 or key.dim() < 4 or not (enable_gqa or key.size(-3) == query.size(-3)):
             return None
         right = 0 if is_causal else UNBOUNDED
         number = args.scale_or_default(scale, query.size(-1))
         return rules_fused.fused_attention(query, key, value, number, -math.inf, right, need_weights)
-    except (AttributeError, TypeError, ValueError, NotImplementedError, IndexError):
+    except (TypeError, ValueError, NotImplementedError):
         return None
 
 

@@ -179,8 +179,10 @@ def attention(
         softcap: ``softcap · tanh(scores / softcap)`` bounds the scores; positive.
         sinks: ``(H,)``, same dtype: a logit per head that takes part in the denominator only; differentiable.
         mask_value: what hidden positions get: ``-inf``, or a finite number such as the course's ``-1e9``.
-        enable_gqa: let ``H / Hkv`` query heads share a key/value head; they are never repeated in memory.
-        need_weights: return the weights; otherwise None.
+        enable_gqa: let ``H / Hkv`` query heads share a key/value head. Heads are never repeated in memory, unless key
+            and value have different numbers of them.
+        need_weights: return the weights; otherwise None, and no Lq x Lk matrix is held. Exceptions, which take the
+            three steps: a callable as ``dropout``, and dropout where value alone has more batch entries.
         generator: source of the dropout seed; default torch's own of the device.
 
     Returns:
@@ -204,7 +206,7 @@ def attention(
     if (
         mask is None and dropout is None and bias is None and window is None and causal_offset is None
         and key_lengths is None and softcap is None and sinks is None and generator is None
-        and mask_value == NEG_INF and type(is_causal) is type(enable_gqa) is bool
+        and type(mask_value) is float and mask_value == NEG_INF and type(is_causal) is type(enable_gqa) is bool
     ):  # fmt: skip
         results = composition.plain_attention(query, key, value, is_causal, scale, enable_gqa, need_weights)
         if results is not None:

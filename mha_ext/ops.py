@@ -107,6 +107,26 @@ def _row_values(query: Tensor) -> Tensor:
     return query.new_empty(query.shape[:-1], dtype=accumulation_dtype(query.dtype))
 
 
+def _check_attention(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """What the kernels refuse, too: a call that is traced must not succeed where the real one raises."""
+
+    def check(condition: bool, name: str, x: Tensor) -> None:
+        torch._check_value(
+            condition, lambda: f"mha_ext: {name} of shape {tuple(x.shape)} does not fit query {tuple(query.shape)}"
+        )
+
+    for name, x in (("key", key), ("value", value)):
+        if x.dtype != query.dtype:
+            raise ValueError(f"mha_ext: {name} must have dtype {query.dtype} as query, got {x.dtype}")
+        check(x.dim() == query.dim() and x.dim() >= 3, name, x)
+        for d in range(query.dim() - 3):
+            check(x.shape[d] == query.shape[d], name, x)
+    check(query.shape[-3] == 0 if key.shape[-3] == 0 else query.shape[-3] % key.shape[-3] == 0, "key", key)
+    check(key.shape[-1] == query.shape[-1], "key", key)
+    check(value.shape[-3] == key.shape[-3], "value", value)
+    check(value.shape[-2] == key.shape[-2], "value", value)
+
+
 @torch.library.register_fake("mha_ext::fused_attention")
 def _(
     query: Tensor,
@@ -120,6 +140,7 @@ def _(
     *options: object,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     _check_devices(query, key, value, *options)
+    _check_attention(query, key, value)
     weights = query.new_empty(*query.shape[:-1], key.shape[-2]) if need_weights else None
     row_max, row_sum = (_row_values(query), _row_values(query)) if need_statistics else (None, None)
     return _in_order_of(query, value.shape[-1]), weights, row_max, row_sum
@@ -149,6 +170,7 @@ def _(
 ) -> tuple[Tensor | None, ...]:
     tensors = (grad_output, query, key, value, output, row_max, row_sum, grad_weights, weights, bias, sinks, *options)
     _check_devices(*tensors)
+    _check_attention(query, key, value)
     wanted = ((query, want_query), (key, want_key), (value, want_value))
     grads = [_in_order_of(x, x.shape[-1]) if want else None for x, want in wanted]
     grad_bias = bias.new_empty(bias.shape) if want_bias and bias is not None else None

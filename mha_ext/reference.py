@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import ops
-
 UNBOUNDED = 2**63 - 1  #: a window side without limit
 POSITION_LIMIT = 2**60  #: beyond any length, and sums of a few still fit int64
 
@@ -162,63 +160,3 @@ def masked_softmax_backward(
         own = 0.0 if grad_sink_weights is None else grad_sink_weights
         grad_sink_rows = sink_weights * (own - delta.squeeze(-1))
     return grad_scores.to(dtype), (grad_logits.to(dtype) if want_grad_logits else None), grad_sink_rows
-
-
-def fused_attention_backward(
-    grad_output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    row_max: Tensor,
-    row_sum: Tensor,
-    scale: float,
-    mask_value: float,
-    window_right: int,
-    want_query: bool,
-    want_key: bool,
-    want_value: bool,
-    want_bias: bool,
-    grad_weights: Tensor | None = None,
-    weights: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    mask: Tensor | None = None,
-    key_lengths: Tensor | None = None,
-    causal_offsets: Tensor | None = None,
-    seed: Tensor | None = None,
-    window_left: int = UNBOUNDED,
-    causal_offset: int = 0,
-    softcap: float = 0.0,
-    dropout: float = 0.0,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The backward of the whole, with everything worked out anew from Q, K and V:
-
-    dP = kept · (dO Vᵀ + dW),  dV = (kept · P)ᵀ dO,  dS by the softmax backward,  dQ = scale · dS K,  dK = scale · dSᵀ Q
-
-    where W = kept · P are the returned weights and ``kept`` is 0 or 1/(1-p) with dropout, else 1. The bias's gradient
-    is dx summed over the dimensions in which the bias is broadcast.
-    """
-    visibility = (mask, key_lengths, causal_offsets, window_left, window_right, causal_offset)
-    scores = attention_scores(query, key, scale)
-    p, sink_weights = masked_softmax(scores, bias, sinks, *visibility, softcap, mask_value)
-    grad_p = attention_scores(grad_output, value, 1.0)
-    grad_p = grad_p if grad_weights is None else grad_p + grad_weights
-    kept_p = p
-    if dropout and seed is not None:
-        kept = ops.dropout(torch.ones_like(p), seed, dropout)
-        kept_p, grad_p = p * kept, torch.where(kept == 0, 0.0, grad_p * kept)
-    grad_scores, grad_logits, grad_sink_rows = masked_softmax_backward(
-        p, grad_p, sink_weights, None, scores, *visibility, softcap, mask_value, want_bias
-    )
-    grad_bias = None
-    if grad_logits is not None and bias is not None:
-        dims = [d for d in range(-bias.dim(), 0) if bias.shape[d] == 1]
-        grad_bias = grad_logits.sum(dims, keepdim=True) if dims else grad_logits
-    return (
-        weighted_sum(grad_scores, key, scale) if want_query else None,
-        weighted_sum_over_queries(grad_scores, query, key.shape[-3], scale) if want_key else None,
-        weighted_sum_over_queries(kept_p, grad_output, key.shape[-3]) if want_value else None,
-        grad_bias,
-        grad_sink_rows,
-    )

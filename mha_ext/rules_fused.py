@@ -118,12 +118,13 @@ def _grads_fused(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | N
     wanted = ctx.needs_input_grad
     grad_output, grad_weights = grads
     wants_bias, wants_sinks = wanted[7:9] if options else (False, False)
+    wants_value = wanted[2] and grad_output is not None  # the weights do not depend on it
     rest: tuple[Any, ...] = ()
     if grad_weights is not None or options:
         rest = (grad_weights, None if grad_weights is None else weights, *options, *ctx.more_numbers)
     *got, grad_sinks = ops.fused_attention_backward(
         torch.zeros_like(output) if grad_output is None else grad_output,
-        query, key, value, output, row_max, row_sum, *ctx.numbers, *wanted[:3], wants_bias, *rest,
+        query, key, value, output, row_max, row_sum, *ctx.numbers, *wanted[:2], wants_value, wants_bias, *rest,
     )  # fmt: skip
     if wants_sinks:
         sinks = options[1]
@@ -155,4 +156,64 @@ def _grads_by_steps(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor 
     return tuple(next(got) if wants else None for wants in wanted)
 
 
-older_vmap.impl("fused_attention_backward", reference.fused_attention_backward, "Batched")
+def backward_in_steps(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    row_max: Tensor,
+    row_sum: Tensor,
+    scale: float,
+    mask_value: float,
+    window_right: int,
+    want_query: bool,
+    want_key: bool,
+    want_value: bool,
+    want_bias: bool,
+    grad_weights: Tensor | None = None,
+    weights: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    causal_offsets: Tensor | None = None,
+    seed: Tensor | None = None,
+    window_left: int = reference.UNBOUNDED,
+    causal_offset: int = 0,
+    softcap: float = 0.0,
+    dropout: float = 0.0,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """``fused_attention_backward`` with everything worked out anew, by products that torch's older vmap can loop over:
+
+    dP = kept · (dO Vᵀ + dW),  dV = (kept · P)ᵀ dO,  dS by the softmax backward,  dQ = scale · dS K,  dK = scale · dSᵀ Q
+
+    where W = kept · P are the returned weights and ``kept`` is 0 or 1/(1-p) with dropout, else 1. The bias's gradient
+    is dx summed over the dimensions in which the bias is broadcast.
+    """
+    visibility = (mask, key_lengths, causal_offsets, window_left, window_right, causal_offset)
+    scores = ops.attention_scores(query, key, scale)
+    p, sink_weights = reference.masked_softmax(scores, bias, sinks, *visibility, softcap, mask_value)
+    grad_p = ops.attention_scores(grad_output, value, 1.0)
+    grad_p = grad_p if grad_weights is None else grad_p + grad_weights
+    kept_p = p
+    if dropout and seed is not None:
+        kept = ops.dropout(torch.ones_like(p), seed, dropout)
+        kept_p, grad_p = p * kept, torch.where(kept == 0, 0.0, grad_p * kept)
+    grad_scores, grad_logits, grad_sink_rows = reference.masked_softmax_backward(
+        p, grad_p, sink_weights, None, scores, *visibility, softcap, mask_value, want_bias
+    )
+    grad_bias = None
+    if grad_logits is not None and bias is not None:
+        dims = [d for d in range(-bias.dim(), 0) if bias.shape[d] == 1]
+        grad_bias = grad_logits.sum(dims, keepdim=True) if dims else grad_logits
+    return (
+        ops.weighted_sum(grad_scores, key, scale) if want_query else None,
+        ops.weighted_sum_over_queries(grad_scores, query, key.shape[-3], scale) if want_key else None,
+        ops.weighted_sum_over_queries(kept_p, grad_output, key.shape[-3], 1.0) if want_value else None,
+        grad_bias,
+        grad_sink_rows,
+    )
+
+
+older_vmap.impl("fused_attention_backward", backward_in_steps, "Batched")

@@ -91,3 +91,43 @@ def test_a_module_made_on_meta_loads_and_runs():
     layer.load_state_dict(source.state_dict(), assign=True)
     x = torch.randn(2, 5, 16)
     assert torch.equal(layer(x, x, x)[0], source(x, x, x)[0])
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("which", ["all", "value"])
+def test_broadcast_batches(which, need_weights):
+    """What has to be expanded first is not taken as it is."""
+    tensors = [torch.randn(1 if which == "all" or n < 2 else 4, 1, 5, 8) for n in range(3)]
+    if which == "all":
+        tensors[1:] = (torch.randn(3, 1, 7, 8) for _ in range(2))
+    fake = mha_ext.attention(*(x.to("meta") for x in tensors), need_weights=need_weights)
+    real = mha_ext.attention(*tensors, need_weights=need_weights)
+    assert fake[0].shape == real[0].shape
+    if need_weights:
+        assert_same_form(fake, real)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        (meta(2, 2, 7, 4), meta(2, 2, 7, 8), ValueError),
+        (meta(2, 2, 7, 8), meta(2, 2, 6, 8), ValueError),
+        (meta(2, 3, 7, 8), meta(2, 3, 7, 8), ValueError),
+        (meta(3, 2, 7, 8), meta(3, 2, 7, 8), ValueError),
+        (meta(2, 2, 7, 8, dtype=torch.float64), meta(2, 2, 7, 8), TypeError),
+        (meta(2, 2, 7, 8, dtype=torch.int32), meta(2, 2, 7, 8, dtype=torch.int32), TypeError),
+    ],
+    ids=["head_dim", "keys", "heads", "batch", "dtype", "integers"],
+)
+@pytest.mark.parametrize("enable_gqa", [False, True])
+def test_errors(key, value, error, enable_gqa):
+    """What the CPU refuses is refused here, by the operator too."""
+    query = meta(2, 2, 5, 8)
+    with pytest.raises(error):
+        mha_ext.attention(query, key, value, enable_gqa=enable_gqa)
+    with pytest.raises(ValueError, match="mha_ext: "):
+        torch.ops.mha_ext.fused_attention(query, key, value, 1.0, -torch.inf, 2**63 - 1, False, False)

@@ -87,6 +87,20 @@ def attention_by_reference(q, k, v, scale, mask_value, right, need_weights, _, *
     return reference.weighted_sum(weights, v), weights if need_weights else None
 
 
+def gradients_by_reference(grad_output, q, k, v, output, row_max, row_sum, scale, mask_value, right, *rest):
+    """The gradients that are wanted, by autograd; that of the sinks for each of them, not for each row."""
+    wanted, (grad_weights, _, *options) = (*rest[:4], True), rest[4:] or (None, None)
+    bias, sinks, *others = options or (None,) * 2
+    leaves = [None if x is None else x.detach().requires_grad_() for x in (q, k, v, bias, sinks)]
+    results = attention_by_reference(*leaves[:3], scale, mask_value, right, True, True, *leaves[3:], *others)
+    loss = (results[0] * grad_output).sum()
+    if grad_weights is not None:
+        loss = loss + (results[1] * grad_weights).sum()
+    asked = [x if want else None for x, want in zip(leaves, wanted, strict=True)]
+    grads = iter(torch.autograd.grad(loss, [x for x in asked if x is not None]))
+    return tuple(None if x is None else next(grads) for x in asked)
+
+
 def right_answer(name, arguments):
     """The operator in plain torch and float64 (dropout: from the oracle's bits)."""
     wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
@@ -100,6 +114,8 @@ def right_answer(name, arguments):
         return (torch.where(kept, weights / (1 - p) if p < 1 else 0.0, 0.0),)
     if name == "fused_attention":
         return attention_by_reference(*wide)
+    if name == "fused_attention_backward":
+        return gradients_by_reference(*wide)
     results = getattr(reference, name)(*wide)
     return results if isinstance(results, tuple) else (results,)
 
@@ -108,6 +124,8 @@ def assert_right(results, name, arguments, about):
     """Each number is off by at most one unit of the largest for each number that went in: no stray memory got in."""
     terms = sum(a.numel() for a in arguments if isinstance(a, torch.Tensor))
     results = results[:2] if name == "fused_attention" else results  # row max and row sum are the backward's business
+    if name == "fused_attention_backward" and results[4] is not None:
+        results = (*results[:4], results[4].sum(-1).sum_to_size(arguments[17].shape))
     for got, want in zip(results, right_answer(name, arguments), strict=True):
         if want is None:
             assert got is None, about

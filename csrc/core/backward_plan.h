@@ -2,7 +2,7 @@
 // additions, and with it every bit of the result, is the same for any number of threads.
 #pragma once
 #include "attention.h"
-#include "inline.h"
+#include "integers.h"
 
 namespace mha {
 
@@ -22,19 +22,16 @@ struct BackwardPlan {
   int64_t at_once;                           // heads in a wave
   int64_t query_sums, key_sums, value_sums;  // elements that the sums of one head take, at most
 
-  MHA_INLINE_MEMBER int64_t waves() const { return (heads + at_once - 1) / at_once * ranges; }
+  MHA_INLINE_MEMBER int64_t waves() const { return ceil_div(heads, at_once) * ranges; }
   MHA_INLINE_MEMBER int64_t head_sums() const { return query_sums + key_sums + value_sums; }
   // Elements of the accumulation type that FusedBackward::workspace must hold.
   MHA_INLINE_MEMBER int64_t workspace() const { return ranges == 1 ? 0 : at_once * head_sums(); }
 };
 
 MHA_INLINE BackwardPlan backward_plan(const FusedBackward& p) {
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const auto clamp = [](int64_t x, int64_t low, int64_t high) {
-    return x < low || high < low ? low : x < high ? x : high;
-  };
+  const auto clamp = [](int64_t x, int64_t low, int64_t high) { return max_of(low, min_of(x, high)); };
   // Kernels keep dQ in panels of at most 64 queries; rows are padded by up to 16 elements, numbers of rows to 32.
-  const auto padded = [&](int64_t n) { return ceil_div(n, 32) * 32; };
+  const auto padded = [](int64_t n) { return round_up(n, 32); };
   BackwardPlan plan;
   plan.heads = p.group > 0 ? p.batch.count() / p.group : 0;
   plan.query_sums = p.group * ceil_div(p.queries, 64) * (64 + 16) * padded(p.head_dim);

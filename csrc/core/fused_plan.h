@@ -3,7 +3,7 @@
 // memory that a call needs, are known to everyone.
 #pragma once
 #include "attention.h"
-#include "inline.h"
+#include "integers.h"
 
 namespace mha {
 
@@ -23,15 +23,13 @@ struct FusedPlan {
 
   MHA_INLINE_MEMBER static FusedPlan of(const FusedForward& p) {
     FusedPlan plan;
-    const int64_t entries = p.batch.count(), blocks = (p.queries + kQueries - 1) / kQueries;
+    const int64_t entries = p.batch.count(), blocks = ceil_div(p.queries, kQueries);
     plan.rows = entries * p.queries;
     // A returned weight needs the sum over all keys before it can be written.
     if (p.weights || plan.rows == 0) return plan;
     const int64_t tasks = p.queries <= kFewQueries ? entries / p.group : entries * blocks;
-    const int64_t wanted = (kTasks + tasks - 1) / tasks;
     const int64_t most = p.keys * (p.head_dim + p.value_dim) / kPartElements;
-    plan.parts = wanted < most ? wanted : most;
-    if (plan.parts < 1) plan.parts = 1;
+    plan.parts = max_of(1, min_of(ceil_div(kTasks, tasks), most));
     return plan;
   }
 };

@@ -1,7 +1,7 @@
 // How a sum over dimensions is cut into tasks. Follows from shapes and strides alone, so the order of additions, and
 // with it every bit of the result, is the same for any number of threads.
 #pragma once
-#include "inline.h"
+#include "integers.h"
 #include "problem.h"
 
 namespace mha {
@@ -29,13 +29,12 @@ struct SumPlan {
 
   MHA_INLINE_MEMBER int64_t blocks() const { return kept.count() * (inner.kept ? pieces : 1); }
   MHA_INLINE_MEMBER int64_t terms() const { return summed.count() * (inner.kept ? 1 : pieces); }
-  MHA_INLINE_MEMBER int64_t width() const { return inner.size < kWidth ? inner.size : kWidth; }
+  MHA_INLINE_MEMBER int64_t width() const { return min_of(inner.size, kWidth); }
   MHA_INLINE_MEMBER int64_t results_per_block() const { return inner.kept ? width() : 1; }
   MHA_INLINE_MEMBER int64_t parts() const {
-    const int64_t wanted = blocks() ? (kParts + blocks() - 1) / blocks() : 1;
-    const int64_t worth = terms() * width() / kPartSize, most = worth < terms() ? worth : terms();
-    const int64_t n = wanted < most ? wanted : most;
-    return n > 1 ? n : 1;
+    const int64_t wanted = blocks() ? ceil_div(kParts, blocks()) : 1;
+    const int64_t most = min_of(terms() * width() / kPartSize, terms());
+    return max_of(1, min_of(wanted, most));
   }
 };
 
@@ -61,7 +60,7 @@ MHA_INLINE SumPlan sum_plan(const SumOver& p) {
 
   SumPlan plan;
   plan.inner = dims[inner];
-  plan.pieces = (plan.inner.size + SumPlan::kWidth - 1) / SumPlan::kWidth;
+  plan.pieces = ceil_div(plan.inner.size, SumPlan::kWidth);
   for (int d = 0; d < n; ++d) {
     if (d == inner) continue;
     BatchShape& shape = dims[d].kept ? plan.kept : plan.summed;

@@ -46,6 +46,13 @@ struct GroupedViews {
   }
 };
 
+// Sizes above these (of stride 0, in practice) would let products of sizes overflow.
+void require_reasonable_sizes(const char* name, const Tensor& t) {
+  constexpr int64_t kMostRows = int64_t{1} << 36, kMostColumns = int64_t{1} << 20;
+  require(t.size(t.dim() - 2) <= kMostRows && t.size(t.dim() - 1) <= kMostColumns, name, " must have at most ",
+          kMostRows, " rows and ", kMostColumns, " columns, got shape ", shape_text(t));
+}
+
 void require_attention_inputs(const Tensor& query, const Tensor& key, const Tensor& value) {
   require_matrices("query", query);
   dtype_of("query", query);
@@ -57,6 +64,8 @@ void require_attention_inputs(const Tensor& query, const Tensor& key, const Tens
   require_size("key", key, head + 2, query.size(head + 2));
   require_size("value", value, head, key.size(head));
   require_size("value", value, head + 1, key.size(head + 1));
+  for (const auto& [name, t] : {std::pair{"query", &query}, std::pair{"key", &key}, std::pair{"value", &value}})
+    require_reasonable_sizes(name, *t);
 }
 
 GroupedViews fill(Attention& p, const AttentionArguments& from) {

@@ -28,8 +28,8 @@ void launch(const cpu::Kernel<Problem>& kernel, const Problem& problem) {
 }
 
 // The same for tasks of unlike length: torch would cut their range into equal parts and wait for the slowest, so here
-// each thread takes the next task as soon as it is free. The kernel numbers its longest tasks first. What throws (only
-// scratch() may, without memory) throws through torch, which brings it to the calling thread.
+// each thread takes the next task as soon as it is free. (With causality the forward numbers the longest of a head
+// first.) What throws (only scratch() may, without memory) throws through torch, which brings it to the calling thread.
 template <class Problem>
 void launch_one_by_one(const cpu::Kernel<Problem>& kernel, const Problem& problem) {
   const int64_t tasks = kernel.tasks(problem);

@@ -1,5 +1,6 @@
 // The operators' schemas, and nothing else. They are private: users call the Python functions, which add checks,
-// autograd and defaults. Meaning of each argument: docs/notation.md and core/problem.h.
+// autograd and defaults. Meaning of each argument: docs/notation.md, core/problem.h and
+// core/attention.h.
 //
 // Every tensor has all dimensions: (*, heads, rows, columns). What broadcasts has size 1 there, except that the head
 // dimension of key and value may be a divisor of the query's (grouped-query attention).

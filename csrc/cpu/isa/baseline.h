@@ -10,6 +10,7 @@
 #include "../../core/finite.h"
 #include "../../core/fused_plan.h"
 #include "../../core/half.h"
+#include "../../core/integers.h"
 #include "../../core/masking.h"
 #include "../../core/philox.h"
 #include "../../core/problem.h"

@@ -2,7 +2,6 @@
 // after what the level multiplies in its own way.
 #include "../simd/vec.h"
 // clang-format off
-#include "integers.inl"
 #include "tiles.inl"
 #include "product_split.inl"
 #include "panels.inl"

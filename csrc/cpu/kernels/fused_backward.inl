@@ -45,8 +45,7 @@ struct BackwardTask {
       : p(problem), split(s), part(which), sums(p, s, which) {
     const int64_t n = sums.keys(), lanes = Sums::kGroupLanes, block_rows = kGradKeys + kRowsPadded;
     const int64_t finite = part.only_finite ? 1 : 0;
-    Room room;
-    for (int i = 0; i < 2; ++i) {  // once to add up, once to hand out
+    Room().lay_out([&](Room& room) {
       tiles.take(room, p);
       sums.take(room);
       for (Panel& panel : panels) panel.take(room, p);
@@ -61,8 +60,7 @@ struct BackwardTask {
       finite_keys = room.take<T>(finite * n * p.head_dim);
       finite_queries = room.take<T>(finite * lanes * p.head_dim);
       finite_grads = room.take<T>(finite * lanes * p.value_dim);
-      room.allocate();
-    }
+    });
   }
 
   void run() {
@@ -99,7 +97,7 @@ struct BackwardTask {
       panel.lane = lane;
       lane += panel.at.vectors * W;
       panel.sums = sums.query_sums(entry, first + i, i);
-      if (part.first) sums.clear_queries(panel.sums);
+      if (part.first && part.want_query) sums.clear_queries(panel.sums);
       const KeyRange range = panel.keys();
       if (range.begin < range.end) seen = {min_of(seen.begin, range.begin), max_of(seen.end, range.end)};
     }
@@ -112,10 +110,11 @@ struct BackwardTask {
     keys = head_rows<T, Word>(rows_of<T>(p, entry, p.key, first, n, p.head_dim), packed_keys, split.groups);
     values = head_rows<T, Word>(rows_of<T>(p, entry, p.value, first, n, p.value_dim), packed_values, split.groups);
     keys.streams = values.streams = false;  // every group reads them
+    packed = true;
+    if (!part.want_query) return;
     Factor<T> columns = columns_of<T>(p, entry, p.key, first, n, p.head_dim);
     if (part.only_finite) columns = keep_finite(columns, finite_keys);
     key_columns = head_columns<T, Word>(columns, packed_columns, split.groups);
-    packed = true;
   }
 
   void load_group() {
@@ -124,10 +123,12 @@ struct BackwardTask {
     const int64_t lanes = last.query + last.lanes - first.query;
     query_columns = columns_of<T>(p, first.entry, p.query, first.query, lanes, p.head_dim);
     grad_columns = columns_of<T>(p, first.entry, p.grad_output, first.query, lanes, p.value_dim);
-    queries =
-        Sums::lane_rows(part.only_finite ? keep_finite(query_columns, finite_queries) : query_columns, packed_queries);
-    grad_outputs =
-        Sums::lane_rows(part.only_finite ? keep_finite(grad_columns, finite_grads) : grad_columns, packed_grads);
+    if (part.want_key)
+      queries = Sums::lane_rows(part.only_finite ? keep_finite(query_columns, finite_queries) : query_columns,
+                                packed_queries);
+    if (part.want_value)
+      grad_outputs =
+          Sums::lane_rows(part.only_finite ? keep_finite(grad_columns, finite_grads) : grad_columns, packed_grads);
   }
 
   void add_block(int64_t key, int64_t n) {
@@ -143,7 +144,7 @@ struct BackwardTask {
     for (int64_t i = active.begin; i < active.end; ++i) {
       GroupPanel& panel = panels[i];
       if (panel.kind == TileKind::hidden) clear_lanes(whole(rows), panel.lane, panel.at.vectors);
-      else with_vectors(panel.at.vectors, [&](auto v) { add_panel<decltype(v)::count>(panel, key, n, rows); });
+      else with_vectors<Acc>(panel.at.vectors, [&](auto v) { add_panel<decltype(v)::count>(panel, key, n, rows); });
     }
     if (active.begin < active.end) add_to_keys(key, rows, active);
   }
@@ -248,16 +249,13 @@ struct FusedBackwardOf {
     const BackwardSplit<Acc> split(p);
     const WordSession<Word> session;
     for (int64_t task = begin; task < end; ++task) {
-      const BackwardPart part = split.part(p, task);
-      bool query_spoilt, keys_spoilt;
-      {
-        BackwardTask<T, Word> backward(p, split, part);
-        backward.run();
-        query_spoilt = backward.query_spoilt;
-        keys_spoilt = backward.keys_spoilt;
-      }
-      if (query_spoilt) BackwardTask<T, Word>(p, split, split.only_queries(p, part)).run();
-      if (keys_spoilt) BackwardTask<T, Word>(p, split, split.only_keys(part)).run();
+      const BackwardTurn turn = split.turn(p, task);
+      BackwardTask<T, Word> backward(p, split, split.part(p, turn));
+      backward.run();
+      for (int64_t wave = 0; wave < split.plan.ranges && backward.query_spoilt; ++wave)
+        BackwardTask<T, Word>(p, split, split.only_queries(p, turn, wave)).run();
+      for (int64_t wave = 0; wave < split.plan.ranges && backward.keys_spoilt; ++wave)
+        BackwardTask<T, Word>(p, split, split.only_keys(p, turn, wave)).run();
     }
   }
 };

@@ -66,8 +66,8 @@ struct BackwardSums {
   }
 
   void clear_keys() const {
-    clear(key, keys() * row_stride(p.head_dim));
-    clear(value, keys() * row_stride(p.value_dim));
+    if (part.want_key) clear(key, keys() * row_stride(p.head_dim));
+    if (part.want_value) clear(value, keys() * row_stride(p.value_dim));
   }
   void clear_queries(Acc* sums) const { clear(sums, query_slot); }
   static void clear(Acc* sums, int64_t n) { std::memset(sums, 0, sizeof(Acc) * static_cast<size_t>(n)); }
@@ -92,10 +92,10 @@ struct BackwardSums {
                             INT32_MAX,
                             0,
                             false};
-    const PanelSpread spread = PanelSpread::of(columns, W);
+    const PanelSpread spread = PanelSpread::of<Acc>(columns);
     for (int64_t panel = 0; panel < spread.panels; ++panel) {
       const int64_t vector = spread.first_vector(panel), j = vector * W;
-      with_vectors(spread.first_vector(panel + 1) - vector, [&](auto v) {
+      with_vectors<Acc>(spread.first_vector(panel + 1) - vector, [&](auto v) {
         constexpr int NV = decltype(v)::count;
         SumSink<Acc> sink{{keys.end - keys.begin, NV * W, sums + keys.begin * stride + j, stride, true}};
         PanelRows<Word>::template run<NV>(sink, left, factor.data + first * factor.stride + j, factor.stride, 0,

@@ -26,7 +26,7 @@ struct BiasSplit {
       numbers[d] = number;
       number *= size;
     }
-    const PanelSpread spread = PanelSpread::of(p.queries, kLanes<Acc>);
+    const PanelSpread spread = PanelSpread::of<Acc>(p.queries);
     vectors = spread.vectors;
     head_panels = spread.panels;
     groups = one_row ? 1 : ceil_div(head_panels, kGroupPanels<Acc>);
@@ -71,16 +71,14 @@ struct BiasTask {
     lane_stride = s.one_row ? 0 : 1;
     key_stride = s.one_column ? 0 : s.one_row ? W : kGroupLanes;
     size = (s.one_column ? 1 : kBiasKeys) * (s.one_row ? W : kGroupLanes);
-    Room room;
-    for (int i = 0; i < 2; ++i) {  // once to add up, once to hand out
+    Room().lay_out([&](Room& room) {
       panel.take(room, p);
       tiles.take(room, p);
       sums = room.take<Acc>(size);
       entry_sums = room.take<Acc>(size);
       packed_keys = room.take<Word>(packed_words<Word>(kGradKeys, p.head_dim));
       packed_values = room.take<Word>(packed_words<Word>(kGradKeys, p.value_dim));
-      room.allocate();
-    }
+    });
   }
 
   void run() {
@@ -109,7 +107,7 @@ struct BiasTask {
     RowFactor value_rows = head_rows<T, Word>(rows_of<T>(p, entry, p.value, key, n, p.value_dim), packed_values, 1);
     const int64_t lane = (panel.at.query - split.first_query(first_panel)) * lane_stride;
     Acc* to = entry_sums + (key - keys.begin) * key_stride + lane;
-    with_vectors(panel.at.vectors, [&](auto v) {
+    with_vectors<Acc>(panel.at.vectors, [&](auto v) {
       constexpr int NV = decltype(v)::count;
       for (int64_t j = 0; j < n; j += kTileKeys) {
         const int64_t n_tile = min_of(kTileKeys, n - j);

@@ -6,7 +6,7 @@ struct PanelForward {
   using Acc = typename Task::Acc;
 
   static ForwardSplit split(const FusedForward& p) {
-    return ForwardSplit::of(p, kLanes<Acc>, Task::panels_at_most(p), Partials<Acc>(p).parts);
+    return ForwardSplit::of<Acc>(p, Task::panels_at_most(p), Partials<Acc>(p).parts);
   }
   static int64_t tasks(const FusedForward& p) { return split(p).tasks(); }
 
@@ -18,17 +18,17 @@ struct PanelForward {
   // Panels whose output is not finite are done again, in case what spoilt them was hidden.
   static void run_task(const FusedForward& p, int64_t task) {
     const ForwardSplit s = split(p);
-    const KeyPart keys{task % s.key_parts, s.key_parts};
+    const KeyPart part_of_keys{task % s.key_parts, s.key_parts};
     const int64_t of_queries = task / s.key_parts;
     // Later queries first: with causality they see more keys, and long tasks should not come last.
     const int64_t entry = of_queries / s.parts, part = s.parts - 1 - of_queries % s.parts;
     const int64_t first = s.panels * part / s.parts, count = s.panels * (part + 1) / s.parts - first;
-    Task forward(p, s, {entry, first, count, keys}, false);
+    Task forward(p, s, {entry, first, count, part_of_keys}, false);
     forward.run();
     bool spoilt[kTaskPanels] = {};  // kept apart: the next task takes over the scratch memory
     for (int i = 0; i < count; ++i) spoilt[i] = forward.panels[i].spoilt;
     for (int i = 0; i < count; ++i)
-      if (spoilt[i]) Task(p, s, {entry, first + i, 1, keys}, true).run();
+      if (spoilt[i]) Task(p, s, {entry, first + i, 1, part_of_keys, &forward.keys}, true).run();
   }
 };
 

@@ -58,10 +58,7 @@ struct DecodeTask {
         value_size(round_up(problem.value_dim, W)) {
     const int64_t fitting = kBlockElements / max_of(1, max_of(key_size, value_size)) / kKeyStep * kKeyStep;
     block = max_of(kKeyStep, min_of(fitting, kKeyBlock));
-    Room room;
-    take_room(room);
-    room.allocate();
-    take_room(room);
+    Room().lay_out([&](Room& room) { take_room(room); });
     for (int64_t i = 0; i < count; ++i) begin_row(rows[i], first_entry + i / p.queries, i % p.queries);
     keys.begin = keys.begin / kKeyStep * kKeyStep;
     keys = part.of(keys);
@@ -74,7 +71,7 @@ struct DecodeTask {
     Acc* output = room.take<Acc>(count * value_size);
     const int64_t row_scores = (p.weights ? round_up(p.keys, kKeyStep) + kKeyStep : block) + W;
     Acc* scores = room.take<Acc>(count * row_scores);
-    if (room.begin == 0) return;
+    if (!room.there()) return;
     for (int64_t i = 0; i < count; ++i) {
       rows[i].factors = factors + i * key_size;
       rows[i].output = output + i * value_size;
@@ -96,7 +93,7 @@ struct DecodeTask {
     row.max = p.sinks && part.first() ? widen(*matrix<const T>(p.batch, entry, p.sinks)) : kMinusInfinity;
     row.sum = Vec<Acc>{};
     if (row.max != kMinusInfinity) row.sum[0] = 1;
-    const KeyRange range = logits.hidden_count ? KeyRange{0, p.keys} : row.range;
+    const KeyRange range = logits.hidden_have_weight ? KeyRange{0, p.keys} : row.range;
     if (range.begin < range.end) keys = {min_of(keys.begin, range.begin), max_of(keys.end, range.end)};
   }
 
@@ -115,7 +112,7 @@ struct DecodeTask {
   }
 
   bool any_visible(int64_t key, int64_t n) const {
-    if (logits.hidden_count) return true;
+    if (logits.hidden_have_weight) return true;
     for (int64_t i = 0; i < count; ++i) {
       const Row& row = rows[i];
       if (row.range.end <= key || key + n <= row.range.begin) continue;
@@ -143,6 +140,7 @@ struct DecodeTask {
   template <class Word>
   MHA_INLINE_MEMBER static void fetch_ahead(const Word* data, int64_t stride, int64_t n, int64_t size) {
     if constexpr (sizeof(Word) == 2) {
+      if (size == 0) return;
       constexpr int64_t kWord = sizeof(Word);
       const char* row = reinterpret_cast<const char*>(data + ceil_div(kAheadBytes, size * kWord) * stride);
       for (int64_t i = 0; i < n; ++i, row += stride * kWord)
@@ -211,8 +209,7 @@ struct DecodeTask {
   void softmax(Row& row, int64_t key, int64_t n) const {
     const Acc before = row.max, top = lane_max<Acc>(row.block_max);
     if (top > before) row.max = top;
-    // With nothing but -inf in a row any finite shift does: every term is 0.
-    const Acc shift = row.max == kMinusInfinity ? 0 : row.max;
+    const Acc shift = finite_shift<Acc>(splat(row.max))[0];
     rescale(row, exponential.template operator()<Acc>(splat(before - shift)));
     Vec<Acc> sum = row.sum;
     for (int64_t j = 0; j < n; j += W) {
@@ -235,9 +232,8 @@ struct DecodeTask {
       store<Acc>(row.output + d, vanishes ? Vec<Acc>{} : load<Acc>(row.output + d) * factor);
   }
 
-  Acc inverse_sum(const Row& row) const {
-    const Acc sum = lane_sum<Acc>(row.sum);
-    return sum == 0 ? 0 : PanelDropout<T>::scale_of_kept(p) / sum;
+  Acc weight_factor(const Row& row) const {
+    return inverse_sum<Acc>(splat(lane_sum<Acc>(row.sum)), PanelDropout<T>::scale_of_kept(p))[0];
   }
 
   RowWriter<T> weights_of(const Row& row) const {
@@ -246,7 +242,7 @@ struct DecodeTask {
 
   void write_weights(const Row& row, int64_t key, int64_t n) const {
     const RowWriter<T> weights = weights_of(row);
-    const Acc factor = inverse_sum(row);
+    const Acc factor = weight_factor(row);
     weights.fill(0, key, 0);
     int64_t j = 0;
     for (; j + W <= n; j += W) weights.write(key + j, W, load<Acc>(row.scores + j) * factor);
@@ -270,9 +266,9 @@ struct DecodeTask {
   MHA_INLINE_MEMBER void add_values(Acc* output, const Acc* weights, const Word* data, int64_t stride,
                                     int64_t n) const {
     if (only_nonzero) return add_nonzero(output, weights, data, stride, n);
-    for (int64_t d = 0; d < value_size; d += kPanelVectors * W)
-      with_vectors(min_of(kPanelVectors, (value_size - d) / W),
-                   [&](auto v) { add_columns<decltype(v)::count>(output + d, weights, data + d, stride, n); });
+    for (int64_t d = 0; d < value_size; d += kPanelVectors<Acc> * W)
+      with_vectors<Acc>(min_of(kPanelVectors<Acc>, (value_size - d) / W),
+                        [&](auto v) { add_columns<decltype(v)::count>(output + d, weights, data + d, stride, n); });
   }
 
   // Sums of every kChains-th key, so that additions need not wait for each other.
@@ -317,7 +313,7 @@ struct DecodeTask {
         write(partials.output(row.entry, part.index).row(row.query), row, 1);
         partials.set_statistics(row.entry, row.query, part.index, row.max, lane_sum<Acc>(row.sum));
       } else {
-        write(MatrixWriter<T>(p.batch, row.entry, p.output).row(row.query), row, inverse_sum(row));
+        write(MatrixWriter<T>(p.batch, row.entry, p.output).row(row.query), row, weight_factor(row));
       }
     }
     return lane_sum<Acc>(probe) == 0;

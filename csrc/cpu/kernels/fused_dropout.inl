@@ -47,7 +47,7 @@ struct PanelDropout {
   Acc keep_scale;  // of what is kept
   Lanes last_dropped;
   uint32_t key0, key1, head;
-  PhiloxQueries queries[kPanelVectors][kHalves];
+  PhiloxQueries queries[kPanelVectors<Acc>][kHalves];
 
   PanelDropout() = default;
   PanelDropout(const Attention& p, const QueryPanel& panel)

@@ -26,9 +26,7 @@ struct OnlineTask : ForwardTask<T, Word> {
       const int64_t n = min_of(kKeyBlock, keys.end - key);
       if (this->any_visible(key, n)) add_block(key, n);
     }
-    for (int i = 0; i < count; ++i)
-      with_vectors(panels[i].at.vectors,
-                   [&](auto v) { this->template finish_panel<decltype(v)::count>(panels[i], false); });
+    for (int i = 0; i < count; ++i) this->finish_panel(panels[i], false);
   }
 
   void add_block(int64_t key, int64_t n) {
@@ -37,7 +35,7 @@ struct OnlineTask : ForwardTask<T, Word> {
       Panel& panel = panels[i];
       if (panel.kind == TileKind::hidden) continue;
       const PanelPart part = this->part_of(panel, key, n);
-      with_vectors(panel.at.vectors, [&](auto v) {
+      with_vectors<Acc>(panel.at.vectors, [&](auto v) {
         constexpr int NV = decltype(v)::count;
         this->template score<NV>(panel, part, rows, tile);
         softmax<NV>(panel, part);
@@ -53,8 +51,7 @@ struct OnlineTask : ForwardTask<T, Word> {
     for (int v = 0; v < NV; ++v) {
       const Vec<Acc> before = load<Acc>(panel.max + v * W), max = vec_max(load<Acc>(block_max + v * W), before);
       store<Acc>(panel.max + v * W, max);
-      // With nothing but -inf in a row any finite shift does: every term is 0.
-      shift[v] = select<Acc>(max == kMinusInfinity, Vec<Acc>{}, max);
+      shift[v] = finite_shift<Acc>(max);
       const Vec<Acc> factor = panel.exponential.template operator()<Acc>(before - shift[v]);
       store<Acc>(alpha + v * W, factor);
       sum[v] = load<Acc>(panel.sum + v * W) * factor;
@@ -76,7 +73,7 @@ struct OnlineTask : ForwardTask<T, Word> {
       DroppedKeys<Acc> dropped[NV];
       if constexpr (kDropout)
         for (int v = 0; v < NV; ++v) dropped[v] = panel.dropout.keys(v, (key + j) / kKeysPerBlock);
-#pragma GCC unroll 8
+#pragma GCC unroll 2
       for (int row = 0; row < kKeysPerBlock; row += kDepth) {
         Acc* from = tile + (j + row) * kStride<NV>;
         Word* to = reinterpret_cast<Word*>(tile) + (j + row) / kDepth * kStride<NV>;

@@ -14,14 +14,14 @@ constexpr int64_t kGradKeys = BackwardPlan::kKeys;
 constexpr int64_t kTileKeys = 64;
 // Panels of a group, whose queries are the depth of the products for dK and dV.
 template <class Acc>
-constexpr int kGroupPanels = BackwardPlan::kQueries / (kPanelVectors * kLanes<Acc>);
+constexpr int kGroupPanels = BackwardPlan::kQueries / (kPanelVectors<Acc> * kLanes<Acc>);
 
 template <class T, class Word>
 struct GradPanel {
   using Acc = accumulate_t<T>;
   using Rules = WordRules<Word>;
   static constexpr int W = kLanes<Acc>;
-  static constexpr int kLanesAtMost = kPanelVectors * W;
+  static constexpr int kLanesAtMost = kPanelVectors<Acc> * W;
   static constexpr int kStride = kLanesAtMost + Rules::kPanelPadding;  // of the widest panel
 
   QueryPanel at;
@@ -29,12 +29,13 @@ struct GradPanel {
   Logits<T> logits;
   PanelDropout<T> dropout;
   Exponential<Acc> exponential;
-  Word *query, *grad_output;  // packed: [depth][lane]
-  // [lane]: m, 1 / l, delta, and what takes the place of all scores that are not -inf where there are no such numbers:
-  // -inf in padding and in rows that see nothing, NaN in rows that saw NaN.
-  Acc *shift, *inverse, *delta, *instead;
-  bool regular;   // 0 in all lanes of `instead`: scores stay
-  TileKind kind;  // of the block at hand
+  Word *query, *grad_output;     // packed: [depth][lane]
+  Acc *shift, *inverse, *delta;  // [lane]: m, 1 / l, delta
+  // [lane]: what takes the place of scores other than -inf. 0: they stay; -inf: in padding and in rows that see
+  // nothing; NaN: in rows that saw NaN.
+  Acc* override_score;
+  bool overrides;  // in some lane
+  TileKind kind;   // of the block at hand
 
   int64_t stride() const { return at.vectors * W + Rules::kPanelPadding; }
 
@@ -44,7 +45,7 @@ struct GradPanel {
     shift = room.take<Acc>(kLanesAtMost);
     inverse = room.take<Acc>(kLanesAtMost);
     delta = room.take<Acc>(kLanesAtMost);
-    instead = room.take<Acc>(kLanesAtMost);
+    override_score = room.take<Acc>(kLanesAtMost);
   }
   static int64_t packed_panel(int64_t depth) {
     return round_up(ceil_div(depth, Rules::kDepth), max_of(W, Rules::kDepthMultiple)) * kStride;
@@ -66,14 +67,14 @@ struct GradPanel {
                          stride());
     const MatrixReader<Acc> maxima(p.batch, at.entry, p.row_max), sums(p.batch, at.entry, p.row_sum);
     const MatrixWriter<Acc> deltas(p.batch, at.entry, p.delta);
-    regular = true;
+    overrides = false;
     for (int i = 0; i < at.vectors * W; ++i) {
       const bool padding = i >= at.lanes;
       const Acc max = padding ? 0 : *maxima.row(at.query + i).p, sum = padding ? 0 : *sums.row(at.query + i).p;
-      instead[i] = sum == 0 ? Logits<T>::kMinusInfinity : sum - sum;
-      regular &= instead[i] == 0;
-      shift[i] = instead[i] == 0 ? max : 0;
-      inverse[i] = instead[i] == 0 ? 1 / sum : 1;
+      override_score[i] = sum == 0 ? Logits<T>::kMinusInfinity : sum - sum;
+      overrides |= !(override_score[i] == 0);
+      shift[i] = override_score[i] == 0 ? max : 0;
+      inverse[i] = override_score[i] == 0 ? 1 / sum : 1;
       delta[i] = padding ? 0 : *deltas.row(at.query + i).p;
     }
   }
@@ -109,46 +110,43 @@ struct GradTiles {
     SumSink<Acc> score_sums{{n, NV * W, scores, kStride}}, grad_sums{{n, NV * W, grads, kStride}};
     PanelRows<Word>::template run<NV>(score_sums, keys, panel.query, kStride, 0, ceil_div(p.head_dim, Rules::kDepth));
     const Logits<T>& logits = panel.logits;
-    if (sloped(p))
-      logits.template slopes<NV>(panel.at, panel.reach, panel.kind, scores, slopes, kStride, key, n, capped);
+    if (sloped(p)) logits.slopes(panel.at, panel.reach, panel.kind, scores, slopes, kStride, key, n, capped);
     if (logits.scaled || panel.kind == TileKind::mixed) {
       Acc max[Panel::kLanesAtMost];
-      logits.template apply<NV>(panel.at, panel.reach, panel.kind, scores, kStride, key, n, max);
+      logits.apply(panel.at, panel.reach, panel.kind, scores, kStride, key, n, max);
     }
-    if (!panel.regular) replace_scores<NV>(panel, n);
+    if (panel.overrides) override_scores(panel, n);
     for (int64_t j = n; j < round_up(n, kRowsPadded); ++j)
       for (int v = 0; v < NV; ++v) store<Acc>(scores + j * kStride + v * W, splat(Logits<T>::kMinusInfinity));
 
     PanelRows<Word>::template run<NV>(grad_sums, values, panel.grad_output, kStride, 0,
                                       ceil_div(p.value_dim, Rules::kDepth));
-    if (p.grad_weights) add_grad_weights<NV>(p, panel, key, n);
+    if (p.grad_weights) add_grad_weights(p, panel, key, n);
   }
 
-  template <int NV>
-  void replace_scores(const Panel& panel, int64_t n) {
+  void override_scores(const Panel& panel, int64_t n) {
     constexpr Acc kMinusInfinity = Logits<T>::kMinusInfinity;
-    for (int v = 0; v < NV; ++v) {
-      const Vec<Acc> instead = load<Acc>(panel.instead + v * W);
+    for (int v = 0; v < panel.at.vectors; ++v) {
+      const Vec<Acc> instead = load<Acc>(panel.override_score + v * W);
       Acc* tile = scores + v * W;
-      for (int64_t j = 0; j < n; ++j, tile += NV * W + Rules::kPanelPadding) {
+      for (int64_t j = 0; j < n; ++j, tile += panel.stride()) {
         const Vec<Acc> s = load<Acc>(tile);
         store<Acc>(tile, select<Acc>((instead == 0) | (s == kMinusInfinity), s, instead));
       }
     }
   }
 
-  template <int NV>
   void add_grad_weights(const FusedBackward& p, const Panel& panel, int64_t key, int64_t n) {
-    constexpr int64_t kStride = NV * W + Rules::kPanelPadding;
+    const int64_t stride = panel.stride();
     const MatrixReader<T> rows(p.batch, panel.at.entry, p.grad_weights);
-    for (int v = 0; v < NV; ++v)
+    for (int v = 0; v < panel.at.vectors; ++v)
       for (int64_t j = 0; j < n; j += W) {
         const int count = static_cast<int>(min_of(W, n - j));
         Vec<Acc> added[W];
         read_transposed<Acc>([&](int64_t query, int size) { return rows.row(query).from(key + j).read(0, size); },
                              panel.at, v, count, added);
-        Acc* tile = grads + j * kStride + v * W;
-        for (int i = 0; i < count; ++i, tile += kStride) store<Acc>(tile, load<Acc>(tile) + added[i]);
+        Acc* tile = grads + j * stride + v * W;
+        for (int i = 0; i < count; ++i, tile += stride) store<Acc>(tile, load<Acc>(tile) + added[i]);
       }
   }
 
@@ -158,8 +156,9 @@ struct GradTiles {
 
   // Vector v of row `row`, which is key n of its Philox block. Where P is 0 everything is, whatever the other factors
   // hold.
-  template <int NV, bool kDropout, bool kSloped>
-  MHA_INLINE_MEMBER Terms terms(const Panel& panel, int64_t row, int v, const DroppedKeys<Acc>& dropped, int n) const {
+  template <int NV, bool kDropout>
+  MHA_INLINE_MEMBER Terms terms(const Panel& panel, bool sloped, int64_t row, int v, const DroppedKeys<Acc>& dropped,
+                                int n) const {
     const int64_t at = row * (NV * W + Rules::kPanelPadding) + v * W;
     const Vec<Acc> zero = {}, below_max = load<Acc>(scores + at) - load<Acc>(panel.shift + v * W);
     const Vec<Acc> weight = panel.exponential.template operator()<T>(below_max) * load<Acc>(panel.inverse + v * W);
@@ -170,7 +169,7 @@ struct GradTiles {
     }
     grad = mul_add(grad, splat(panel.dropout.keep_scale), -load<Acc>(panel.delta + v * W));
     Vec<Acc> gradient = select<Acc>(weight == 0, zero, weight * grad);
-    if constexpr (kSloped) {
+    if (sloped) {
       const Vec<Acc> slope = load<Acc>(slopes + at);
       gradient = select<Acc>((weight == 0) | (slope == 0), zero, gradient * slope);
     }
@@ -180,17 +179,12 @@ struct GradTiles {
   // visit(row, Vec weights[kDepth][NV], Vec gradients[kDepth][NV]) for the rows of a word, of `rows` in all.
   template <int NV, class Visit>
   void each_row(const FusedBackward& p, const Panel& panel, int64_t key, int64_t rows, const Visit& visit) const {
-    if (panel.dropout.active) {
-      if (sloped(p)) each_row<NV, true, true>(panel, key, rows, visit);
-      else each_row<NV, true, false>(panel, key, rows, visit);
-    } else {
-      if (sloped(p)) each_row<NV, false, true>(panel, key, rows, visit);
-      else each_row<NV, false, false>(panel, key, rows, visit);
-    }
+    if (panel.dropout.active) each_row<NV, true>(panel, sloped(p), key, rows, visit);
+    else each_row<NV, false>(panel, sloped(p), key, rows, visit);
   }
 
-  template <int NV, bool kDropout, bool kSloped, class Visit>
-  void each_row(const Panel& panel, int64_t key, int64_t rows, const Visit& visit) const {
+  template <int NV, bool kDropout, class Visit>
+  void each_row(const Panel& panel, bool sloped, int64_t key, int64_t rows, const Visit& visit) const {
     constexpr int kDepth = Rules::kDepth;
     for (int64_t j = 0; j < rows; j += kKeysPerBlock) {
       DroppedKeys<Acc> dropped[NV];
@@ -202,7 +196,7 @@ struct GradTiles {
         for (int i = 0; i < kDepth; ++i)
 #pragma GCC unroll 4
           for (int v = 0; v < NV; ++v) {
-            const Terms t = terms<NV, kDropout, kSloped>(panel, j + row + i, v, dropped[v], row + i);
+            const Terms t = terms<NV, kDropout>(panel, sloped, j + row + i, v, dropped[v], row + i);
             weights[i][v] = t.weight;
             gradients[i][v] = t.gradient;
           }

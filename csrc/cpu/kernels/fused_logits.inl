@@ -15,9 +15,9 @@ struct Logits {
   MatrixReader<T> bias;
   int64_t key_count;
   Acc scale, softcap, hidden;
-  bool scaled;        // the tile gets logits; else it keeps scores
-  bool hidden_count;  // hidden keys have weight (mask_value is finite): no tile may be skipped
-  double unit;        // what one unit of the tile means in the exponent of e
+  bool scaled;              // the tile gets logits; else it keeps scores
+  bool hidden_have_weight;  // hidden keys have weight (mask_value is finite): no tile may be skipped
+  double unit;              // what one unit of the tile means in the exponent of e
 
   Logits() = default;
   Logits(const Attention& p, int64_t entry)
@@ -28,7 +28,7 @@ struct Logits {
         softcap(softcap_in<Acc>(p.softcap)),
         hidden(to_finite<Acc>(p.mask_value)),
         scaled(needs_scaling(p)),
-        hidden_count(hidden != kMinusInfinity),
+        hidden_have_weight(hidden != kMinusInfinity),
         unit(unit_of(p)) {}
 
   // A scale that is zero, negative or at the ends of the range of numbers takes the plain way too.
@@ -39,13 +39,13 @@ struct Logits {
   static double unit_of(const Attention& p) { return needs_scaling(p) ? 1.0 : p.scale; }
 
   // Keys that the panel has to look at.
-  KeyRange keys(const PanelReach<Acc>& reach) const { return hidden_count ? KeyRange{0, key_count} : reach.some; }
+  KeyRange keys(const PanelReach<Acc>& reach) const { return hidden_have_weight ? KeyRange{0, key_count} : reach.some; }
 
   TileKind kind(const QueryPanel& panel, const PanelReach<Acc>& reach, int64_t key, int64_t n) const {
     const int64_t end = key + n;
-    if (!hidden_count && (end <= reach.some.begin || reach.some.end <= key)) return TileKind::hidden;
+    if (!hidden_have_weight && (end <= reach.some.begin || reach.some.end <= key)) return TileKind::hidden;
     const TileKind by_mask = visibility.mask ? kind_by_mask(panel, key, n) : TileKind::open;
-    if (by_mask == TileKind::hidden) return hidden_count ? TileKind::mixed : TileKind::hidden;
+    if (by_mask == TileKind::hidden) return hidden_have_weight ? TileKind::mixed : TileKind::hidden;
     return reach.every.begin <= key && end <= reach.every.end ? by_mask : TileKind::mixed;
   }
 
@@ -61,10 +61,9 @@ struct Logits {
   }
 
   // Turns the scores of keys [key, key + n) into logits; max: their maximum in each lane.
-  template <int NV>
   void apply(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, Acc* tile, int64_t stride,
              int64_t key, int64_t n, Acc* max) const {
-    for (int v = 0; v < NV; ++v) {
+    for (int v = 0; v < panel.vectors; ++v) {
       Vec<Acc> top = splat(kMinusInfinity);
       for (int64_t j = 0; j < n; j += W) {
         const int count = static_cast<int>(min_of(W, n - j));
@@ -95,10 +94,9 @@ struct Logits {
 
   // dx/ds of the scores s that apply() will turn into logits x: 1 - tanh(scale * s / softcap)^2 (1 if not `capped`),
   // and 0 for hidden keys, whose logit is a constant.
-  template <int NV>
   void slopes(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, const Acc* tile, Acc* out,
               int64_t stride, int64_t key, int64_t n, bool capped) const {
-    for (int v = 0; v < NV; ++v)
+    for (int v = 0; v < panel.vectors; ++v)
       for (int64_t j = 0; j < n; j += W) {
         const int64_t at = j * stride + v * W;
         const int count = static_cast<int>(min_of(W, n - j));

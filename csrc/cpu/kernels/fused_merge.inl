@@ -71,13 +71,12 @@ struct MergedRows {
       const Acc m = part[n * stride + value_dim];
       if (m > max) max = m;
     }
-    // With nothing but -inf in the row any finite shift does: every factor is 0.
-    const Acc shift = max == kMinusInfinity ? 0 : max;
+    const Acc shift = finite_shift<Acc>(splat(max))[0];
     for (int64_t n = 0; n < partials.parts; ++n) {
       factor[n] = exponential.template operator()<Acc>(splat(part[n * stride + value_dim] - shift))[0];
       sum += factor[n] * part[n * stride + value_dim + 1];
     }
-    const Acc inverse = sum == 0 ? 0 : keep_scale / sum;
+    const Vec<Acc> inverse = inverse_sum<Acc>(splat(sum), keep_scale);
     const RowWriter<T> out = output.row(i);
     for (int64_t d = 0; d < value_dim; d += W) {
       const int size = static_cast<int>(min_of(W, value_dim - d));

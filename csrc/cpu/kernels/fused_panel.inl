@@ -14,7 +14,7 @@ struct QueryPanel {
 
 template <class Acc>
 QueryPanel query_panel(const Attention& p, int64_t entry, int64_t index) {
-  const PanelSpread spread = PanelSpread::of(p.queries, kLanes<Acc>);
+  const PanelSpread spread = PanelSpread::of<Acc>(p.queries);
   const int64_t first = spread.first_vector(index), end = spread.first_vector(index + 1);
   const int64_t query = first * kLanes<Acc>;
   return {entry, query, static_cast<int>(end - first), static_cast<int>(min_of(end * kLanes<Acc>, p.queries) - query)};
@@ -47,7 +47,7 @@ struct LaneRange {
 // Which keys the lanes of a panel can see by window, causality and length. (A mask may hide more.)
 template <class Acc>
 struct PanelReach {
-  KeyRange lane[kPanelVectors * kLanes<Acc>];
+  KeyRange lane[kPanelVectors<Acc> * kLanes<Acc>];
   KeyRange some{INT64_MAX, 0},
       every{0, INT64_MAX};  // keys that some lane, that every lane can see; `every` may be empty, begin >= end
 
@@ -74,10 +74,19 @@ struct PanelReach {
   }
 };
 
-// Working memory in pieces: take() them all, allocate(), and take() them again in the same order.
+// Working memory in pieces. lay_out() calls a function that takes them all twice: the first time their sizes add up,
+// the second time they are there.
 struct Room {
   uintptr_t begin = 0;
   size_t used = 0;
+
+  template <class TakeAll>
+  void lay_out(TakeAll&& take_all) {
+    take_all(*this);
+    begin = reinterpret_cast<uintptr_t>(scratch(used));
+    used = 0;
+    take_all(*this);
+  }
 
   template <class U>
   U* take(int64_t count) {
@@ -85,10 +94,7 @@ struct Room {
     used += static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(U)), kCacheLine));
     return piece;
   }
-  void allocate() {
-    if (begin == 0) begin = reinterpret_cast<uintptr_t>(scratch(used));
-    used = 0;
-  }
+  bool there() const { return begin != 0; }
 };
 
 // A matrix [query][key] (bias or mask) read as the tile is: W neighbouring keys, one register of queries each.

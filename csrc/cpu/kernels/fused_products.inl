@@ -57,7 +57,7 @@ struct TileSink {
   Acc* tile;
   int64_t stride;
   bool add = false;  // to what is in the tile
-  Prefetcher next_panel = {};
+  Prefetcher ahead = {};
 
   template <int NV>
   MHA_INLINE_MEMBER void prefetch(int64_t, int, int64_t) const {}

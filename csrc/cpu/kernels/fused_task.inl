@@ -3,16 +3,16 @@
 // to be packed of a block is packed once for all of them.
 
 constexpr int kTaskPanels = 4;
-constexpr int kTileRowsAtOnce = 8;  // keys of one Philox block
 
 // Panels of a key/value head, over all query heads that share it, cut into tasks; and the keys into parts.
 struct ForwardSplit {
   int64_t head_panels, panels, parts, entries, key_parts;
 
-  static ForwardSplit of(const FusedForward& p, int lanes_per_vector, int64_t panels_at_most, int64_t key_parts) {
+  template <class Acc>
+  static ForwardSplit of(const FusedForward& p, int64_t panels_at_most, int64_t key_parts) {
     ForwardSplit s;
     s.key_parts = key_parts;
-    s.head_panels = PanelSpread::of(p.queries, lanes_per_vector).panels;
+    s.head_panels = PanelSpread::of<Acc>(p.queries).panels;
     s.panels = s.head_panels * p.group;
     s.entries = p.batch.count() / max_of(1, p.group);
     const int64_t each = max_of(1, min_of(panels_at_most, s.panels * s.entries / kTasks));
@@ -25,7 +25,10 @@ struct ForwardSplit {
 // What a task takes: panels [first, first + count) of a key/value head, and a part of the keys that they see.
 struct ForwardShare {
   int64_t kv_entry, first, count;
-  KeyPart keys;
+  KeyPart part;
+  // These very keys: those of a first run, when some of its panels run again. The part is cut from what all panels of a
+  // task look at together, so one of them alone would cut it elsewhere.
+  const KeyRange* keys = nullptr;
 };
 
 template <class T, class Word>
@@ -56,7 +59,7 @@ struct ForwardTask {
   using Rules = WordRules<Word>;
   using Panel = ForwardPanel<T, Word>;
   static constexpr int W = kLanes<Acc>;
-  static constexpr int kLanesAtMost = kPanelVectors * W;
+  static constexpr int kLanesAtMost = kPanelVectors<Acc> * W;
   static constexpr int kStrideAtMost = kLanesAtMost + Rules::kPanelPadding;
   template <int NV>
   static constexpr int64_t kStride = NV * W + Rules::kPanelPadding;  // from one row of a tile to the next
@@ -81,19 +84,16 @@ struct ForwardTask {
               int64_t extra_size)
       : p(problem),
         partials(problem),
-        key_part(share.keys),
+        key_part(share.part),
         count(static_cast<int>(share.count)),
         only_finite(only_finite_values) {
-    Room room;
-    take_room(room, extra_size);
-    room.allocate();
-    take_room(room, extra_size);
+    Room().lay_out([&](Room& room) { take_room(room, extra_size); });
     for (int i = 0; i < count; ++i) {
       const int64_t index = share.first + i;
       begin_panel(panels[i], share.kv_entry * p.group + index / s.head_panels, index % s.head_panels);
     }
     keys.begin = keys.begin / kKeyStep * kKeyStep;
-    keys = key_part.of(keys);
+    keys = share.keys ? *share.keys : key_part.of(keys);
   }
 
   void take_room(Room& room, int64_t extra_size) {
@@ -163,10 +163,10 @@ struct ForwardTask {
     rows.base += part.skipped * rows.row_bytes;
     for (int v = 0; v < NV; ++v) store<Acc>(block_max + v * W, splat(kMinusInfinity));
     ScoreSink<Acc> scores{{part.n, NV * W, to, kStride<NV>}, block_max};
-    scores.next_panel = panel.logits.ahead(panel.at, part.key, part.n).within(part.n);
+    scores.ahead = panel.logits.ahead(panel.at, part.key, part.n).within(part.n);
     PanelRows<Word>::template run<NV>(scores, rows, panel.query, kStride<NV>, 0, ceil_div(p.head_dim, Rules::kDepth));
     if (panel.logits.scaled || panel.kind == TileKind::mixed)
-      panel.logits.template apply<NV>(panel.at, panel.reach, panel.kind, to, kStride<NV>, part.key, part.n, block_max);
+      panel.logits.apply(panel.at, panel.reach, panel.kind, to, kStride<NV>, part.key, part.n, block_max);
   }
 
   // output := output * alpha + V^T (the words in the tile)
@@ -175,49 +175,56 @@ struct ForwardTask {
     columns.base += part.skipped / Rules::kDepth * columns.word_bytes;
     OutputSink<Acc> output{{p.value_dim, NV * W, panel.output, NV * W}, alpha, panel.first};
     const Word* weights = reinterpret_cast<const Word*>(tile);
+    if (only_finite && !panel.first) drop_vanishing<NV>(panel);
     PanelRows<Word>::template run<NV>(output, columns, weights, kStride<NV>, 0, ceil_div(part.n, Rules::kDepth));
-    if (only_finite) add_unbounded<NV>(panel, part.key, part.n);
+    if (only_finite) add_unbounded(panel, part.key, part.n);
     panel.first = false;
   }
 
-  // "Zero hides": what the product left out, where the weight is not zero.
+  // "Zero hides": where what came before has no weight any more, it is gone, and no NaN of it stays.
   template <int NV>
+  void drop_vanishing(Panel& panel) const {
+    for (int v = 0; v < NV; ++v) {
+      const Vec<Acc> factor = load<Acc>(alpha + v * W);
+      Acc* out = panel.output + v * W;
+      for (int64_t d = 0; d < p.value_dim; ++d, out += NV * W)
+        store<Acc>(out, select<Acc>(factor == 0, Vec<Acc>{}, load<Acc>(out)));
+    }
+  }
+
+  // "Zero hides": what the product left out, where the weight is not zero.
   void add_unbounded(Panel& panel, int64_t key, int64_t n) {
+    const int64_t stride = panel.at.vectors * W, word_stride = stride + Rules::kPanelPadding;
     const Factor<T> values = columns_of<T>(p, panel.at.entry, p.value, key, n, p.value_dim);
     for (int64_t j = 0; j < n; ++j)
       for (int64_t d = 0; d < p.value_dim; ++d) {
         const T x = values.data[j * values.depth_stride + d * values.stride];
         if (is_finite(x)) continue;
-        const Word* weights = reinterpret_cast<const Word*>(tile) + j / Rules::kDepth * kStride<NV>;
-        for (int v = 0; v < NV; ++v) {
+        const Word* weights = reinterpret_cast<const Word*>(tile) + j / Rules::kDepth * word_stride;
+        for (int v = 0; v < panel.at.vectors; ++v) {
           const Vec<Acc> weight = Rules::load_term(weights + v * W, static_cast<int>(j % Rules::kDepth));
-          Acc* out = panel.output + d * NV * W + v * W;
+          Acc* out = panel.output + d * stride + v * W;
           store<Acc>(out, load<Acc>(out) + select<Acc>(weight == 0, Vec<Acc>{}, weight * widen(x)));
         }
       }
   }
 
-  // What turns exponentials into weights; 0 in a row that sees nothing.
-  MHA_INLINE_MEMBER Vec<Acc> inverse_sum(const Panel& panel, Vec<Acc> sum) const {
-    return select<Acc>(sum == 0, Vec<Acc>{}, panel.dropout.keep_scale / sum);
-  }
-
   // The output and the row statistics. `normalised`: the weights were divided by their sum before they were multiplied.
-  template <int NV>
   void finish_panel(Panel& panel, bool normalised) {
-    if (panel.first) std::memset(panel.output, 0, sizeof(Acc) * static_cast<size_t>(p.value_dim * NV * W));
+    const int64_t stride = panel.at.vectors * W;
+    if (panel.first) std::memset(panel.output, 0, sizeof(Acc) * static_cast<size_t>(p.value_dim * stride));
     const MatrixWriter<T> output(p.batch, panel.at.entry, p.output);
-    for (int v = 0; v < NV; ++v) {
+    for (int v = 0; v < panel.at.vectors; ++v) {
       const Vec<Acc> sum = load<Acc>(panel.sum + v * W);
-      const Vec<Acc> factor = normalised ? splat(Acc{1}) : inverse_sum(panel, sum);
+      const Vec<Acc> factor = normalised ? splat(Acc{1}) : inverse_sum<Acc>(sum, panel.dropout.keep_scale);
       const int lanes = static_cast<int>(min_of(W, panel.at.lanes - v * W));
       const int64_t query = panel.at.query + v * W;
       for (int64_t d = 0; d < p.value_dim; d += W) {
         const int size = static_cast<int>(min_of(W, p.value_dim - d));
-        const Acc* from = panel.output + d * NV * W + v * W;
+        const Acc* from = panel.output + d * stride + v * W;
         const bool finite = partials ? write_transposed(partials.output(panel.at.entry, key_part.index), query, d,
-                                                        lanes, size, from, NV * W, splat(Acc{1}))
-                                     : write_transposed(output, query, d, lanes, size, from, NV * W, factor);
+                                                        lanes, size, from, stride, splat(Acc{1}))
+                                     : write_transposed(output, query, d, lanes, size, from, stride, factor);
         panel.spoilt |= !finite;
       }
       const Vec<Acc> max = load<Acc>(panel.max + v * W);

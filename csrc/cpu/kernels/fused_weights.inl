@@ -18,6 +18,7 @@ struct WeightsTask : ForwardTask<T, Word> {
   static constexpr int kLine = kCacheLine / sizeof(T) > W ? kCacheLine / sizeof(T) : W;
 
   bool streaming;
+  TileKind* kinds;  // [block][panel], from the first pass over the keys for the others
 
   static int64_t score_rows(const FusedForward& p) { return round_up(p.keys, kKeyStep) + kRowStep; }
   static int64_t panels_at_most(const FusedForward& p) {
@@ -26,37 +27,43 @@ struct WeightsTask : ForwardTask<T, Word> {
   }
 
   WeightsTask(const FusedForward& problem, const ForwardSplit& s, const ForwardShare& share, bool only_finite)
-      : Base(problem, s, share, only_finite, share.count * score_rows(problem) * kStrideAtMost),
-        streaming(bypasses_caches<T>(p.batch, p.queries, p.keys, p.weights)) {
-    for (int64_t i = 0; i < kPanelVectors * W; ++i) alpha[i] = 1;
+      : Base(problem, s, share, only_finite,
+             share.count * (score_rows(problem) * kStrideAtMost + ceil_div(problem.keys, kKeyBlock) + 1)),
+        streaming(bypasses_caches<T>(p.batch, p.queries, p.keys, p.weights)),
+        kinds(reinterpret_cast<TileKind*>(scores_of(count))) {
+    static_assert(sizeof(TileKind) <= sizeof(Acc), "kinds must fit into what was asked for above");
+    for (int64_t i = 0; i < kPanelVectors<Acc> * W; ++i) alpha[i] = 1;
   }
 
   // Scores of the panel's keys from keys.begin on.
   Acc* scores_of(int i) const { return this->extra + i * score_rows(p) * kStrideAtMost; }
+  TileKind& kind_of(int i, int64_t key) const { return kinds[(key - keys.begin) / kKeyBlock * count + i]; }
   int64_t block_size(int64_t key) const { return min_of(kKeyBlock, keys.end - key); }
 
   void run() {
     for (int64_t key = keys.begin; key < keys.end; key += kKeyBlock) score_block(key, block_size(key));
     for (int i = 0; i < count; ++i)
-      with_vectors(panels[i].at.vectors, [&](auto v) { exponentials<decltype(v)::count>(i); });
+      with_vectors<Acc>(panels[i].at.vectors, [&](auto v) { exponentials<decltype(v)::count>(i); });
     for (int64_t key = keys.begin; key < keys.end; key += kKeyBlock) weigh_block(key, block_size(key));
     for (int i = 0; i < count; ++i) {
       Panel& panel = panels[i];
       hide(panel, 0, min_of(keys.begin, p.keys));
       hide(panel, max_of(min_of(keys.begin, p.keys), keys.end), p.keys);
-      with_vectors(panel.at.vectors, [&](auto v) { this->template finish_panel<decltype(v)::count>(panel, true); });
+      this->finish_panel(panel, true);
     }
     if (streaming) stream_fence();
   }
 
   void score_block(int64_t key, int64_t n) {
-    if (!this->any_visible(key, n)) return;
+    const bool any = this->any_visible(key, n);
+    for (int i = 0; i < count; ++i) kind_of(i, key) = panels[i].kind;
+    if (!any) return;
     const RowFactor rows = this->key_rows(key, n);
     for (int i = 0; i < count; ++i) {
       Panel& panel = panels[i];
       if (panel.kind == TileKind::hidden) continue;
       const PanelPart part = this->part_of(panel, key, n);
-      with_vectors(panel.at.vectors, [&](auto v) {
+      with_vectors<Acc>(panel.at.vectors, [&](auto v) {
         constexpr int NV = decltype(v)::count;
         this->template score<NV>(panel, part, rows, scores_of(i) + (part.key - keys.begin) * kStride<NV>);
         for (int u = 0; u < NV; ++u)
@@ -73,11 +80,11 @@ struct WeightsTask : ForwardTask<T, Word> {
     Vec<Acc> shift[NV], sum[NV];
     for (int v = 0; v < NV; ++v) {
       const Vec<Acc> max = load<Acc>(panel.max + v * W);
-      shift[v] = select<Acc>(max == kMinusInfinity, Vec<Acc>{}, max);
+      shift[v] = finite_shift<Acc>(max);
       sum[v] = exponential.template operator()<Acc>(panel.sink - shift[v]);
     }
     for (int64_t key = keys.begin; key < keys.end; key += kKeyBlock) {
-      if (panel.logits.kind(panel.at, panel.reach, key, block_size(key)) == TileKind::hidden) continue;
+      if (kind_of(i, key) == TileKind::hidden) continue;
       const PanelPart part = this->part_of(panel, key, block_size(key));
       Acc* e = scores_of(i) + (part.key - keys.begin) * kStride<NV>;
       for (int64_t j = 0; j < part.n; ++j, e += kStride<NV>)
@@ -92,18 +99,19 @@ struct WeightsTask : ForwardTask<T, Word> {
   }
 
   void weigh_block(int64_t key, int64_t n) {
-    const bool any = this->any_visible(key, n);
+    bool any = false;
+    for (int i = 0; i < count; ++i) any |= kind_of(i, key) != TileKind::hidden;
     const RowFactor columns = any ? this->value_columns(key, n) : RowFactor{};
     for (int i = 0; i < count; ++i) {
       Panel& panel = panels[i];
-      if (panel.kind == TileKind::hidden) {
+      if (kind_of(i, key) == TileKind::hidden) {
         hide(panel, key, key + n);
         continue;
       }
       const PanelPart part = this->part_of(panel, key, n);
       hide(panel, key, part.key);
       hide(panel, part.key + part.n, key + n);
-      with_vectors(panel.at.vectors, [&](auto v) {
+      with_vectors<Acc>(panel.at.vectors, [&](auto v) {
         constexpr int NV = decltype(v)::count;
         weigh<NV>(panel, part, scores_of(i) + (part.key - keys.begin) * kStride<NV>);
         this->template add_values<NV>(panel, part, columns);
@@ -116,7 +124,7 @@ struct WeightsTask : ForwardTask<T, Word> {
   void weigh(const Panel& panel, const PanelPart& part, const Acc* e) {
     const MatrixWriter<T> weights(p.batch, panel.at.entry, p.weights);
     for (int v = 0; v < NV; ++v) {
-      const Vec<Acc> factor = this->inverse_sum(panel, load<Acc>(panel.sum + v * W));
+      const Vec<Acc> factor = inverse_sum<Acc>(load<Acc>(panel.sum + v * W), panel.dropout.keep_scale);
       const int lanes = static_cast<int>(min_of(W, panel.at.lanes - v * W));
       for (int64_t j = 0; j < part.n; j += kLine) {
         Vec<Acc> line[kLine];

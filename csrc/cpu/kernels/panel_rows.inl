@@ -90,7 +90,7 @@ RowFactor row_factor(const Factor<T>& f, Word* scratch) {
 }
 
 // The panel has NV vectors of columns and begins at column j. Register tiles of
-// tile_rows(NV) rows, then of 8, 4, 2, 1 for what remains.
+// tile_rows(NV) rows, then of 4, 2, 1 for what remains.
 template <class Word>
 struct PanelRows {
   using Left = RowFactor;
@@ -105,16 +105,13 @@ struct PanelRows {
     constexpr int R = tile_rows(NV);
     int i = 0;
     for (; i + R <= task.rows; i += R) tile<R, NV>(task, left, right, stride, i, j, words);
-    rest<(R > 8 ? 8 : R / 2 > 2 ? 4 : 2), NV>(task, left, right, stride, i, j, words);
+    rest<(R > 4 ? 4 : R / 2), NV>(task, left, right, stride, i, j, words);
   }
 
   template <int R, int NV, class Task>
   static void rest(Task& task, const RowFactor& left, const Word* right, int64_t stride, int i, int64_t j,
                    int64_t words) {
-    if (i + R <= task.rows) {
-      tile<R, NV>(task, left, right, stride, i, j, words);
-      i += R;
-    }
+    for (; i + R <= task.rows; i += R) tile<R, NV>(task, left, right, stride, i, j, words);
     if constexpr (R > 1) rest<R / 2, NV>(task, left, right, stride, i, j, words);
   }
 
@@ -131,14 +128,15 @@ struct PanelRows {
   __attribute__((noinline)) static void tile(Task& task, const RowFactor& left, const Word* right, int64_t stride,
                                              int i, int64_t j, int64_t words) {
     task.template prefetch<NV>(i, R, j);
-    task.next_panel.step(R);
+    task.ahead.step(R);
     Vec<typename Task::Acc> sum[R][NV];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) sum[r][v] = Vec<typename Task::Acc>{};
     const char* a = left.row(i);
-    const bool streams = left.streams && i + 2 * R <= task.rows && task.cols <= kPanelVectors * Task::W;
+    const bool streams =
+        left.streams && i + 2 * R <= task.rows && task.cols <= kPanelVectors<typename Task::Acc> * Task::W;
     for (int64_t k = 0; k < words; k += kPrefetchDepth) {
       if (streams) prefetch<R>(a + k * left.word_bytes + R * left.row_bytes, left.row_bytes);
       const int64_t here = min_of(kPrefetchDepth, words - k);

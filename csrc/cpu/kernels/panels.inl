@@ -2,9 +2,10 @@
 struct PanelSpread {
   int64_t vectors, panels;
 
-  static PanelSpread of(int64_t lanes, int lanes_per_vector) {
-    const int64_t vectors = ceil_div(lanes, lanes_per_vector);
-    return {vectors, ceil_div(vectors, kPanelVectors)};
+  template <class Acc>
+  static PanelSpread of(int64_t lanes) {
+    const int64_t vectors = ceil_div(lanes, kLanes<Acc>);
+    return {vectors, ceil_div(vectors, kPanelVectors<Acc>)};
   }
   int64_t first_vector(int64_t panel) const { return vectors * panel / max_of(1, panels); }
 };
@@ -15,16 +16,17 @@ struct Vectors {
 };
 
 // f(Vectors<n>): from a number known at run time to one known at compile time.
-template <class F>
+template <class Acc, class F>
 MHA_INLINE void with_vectors(int64_t vectors, F&& f) {
   switch (vectors) {
     case 1: return f(Vectors<1>{});
     case 2: return f(Vectors<2>{});
     case 3:
-      if constexpr (kPanelVectors >= 3) return f(Vectors<3>{});
+      if constexpr (kPanelVectors<Acc> >= 3) return f(Vectors<3>{});
       break;
     case 4:
-      if constexpr (kPanelVectors >= 4) return f(Vectors<4>{});
+      if constexpr (kPanelVectors<Acc> >= 4) return f(Vectors<4>{});
       break;
   }
+  __builtin_unreachable();  // panels are never wider
 }

@@ -141,7 +141,7 @@ struct PanelRows<TilePair> {
     const bool streams = left.streams && i + 2 * kRows <= task.rows && task.cols <= NV * 16;
     const int64_t bytes = words * static_cast<int64_t>(sizeof(TilePair));
     Prefetcher next = {rows + kRows * left.row_bytes, left.row_bytes, bytes, streams ? kRows * bytes / kCacheLine : 0};
-    task.next_panel.step(kRows);
+    task.ahead.step(kRows);
     alignas(64) float buffer[Task::kKeepsSums ? 1 : kRows * NV * 16];
     float* sums = buffer;
     int64_t sums_stride = NV * 16;
