@@ -20,6 +20,7 @@ from .reference import POSITION_LIMIT, UNBOUNDED
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _DTYPE_TEXT = "float64, float32, bfloat16 or float16"
 _INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_MASK_DTYPES = (torch.bool, *_INT_DTYPES, torch.uint16, torch.uint32, torch.uint64, *FLOAT_DTYPES)
 _DEVICES = ("cpu", "meta")
 
 
@@ -138,14 +139,23 @@ def real_number(name: str, x: object) -> float:
         raise ValueError(f"{name} must be a number that fits a float, got one of {len(str(x))} digits") from None
 
 
-def position(name: str, x: object, expected: str, got: str) -> int:
-    """``x`` as a position or distance; ``expected`` and ``got`` complete the error's sentence."""
+def position(name: str, x: object, expected: str, given: object) -> int:
+    """``x`` as a position or distance. ``expected`` and ``given``, what ``x`` is part of, are for the error's sentence,
+    which is put together only then: while compiling, numbers may be symbolic."""
     if isinstance(x, bool) or not isinstance(x, (Integral, torch.SymInt)):
-        raise TypeError(f"{name} must be {expected}, got {got}")
+        raise TypeError(f"{name} must be {expected}, got {_as_text(given)}")
     number: int = x if isinstance(x, torch.SymInt) else int(x)  # type: ignore[assignment]
     if not -POSITION_LIMIT <= number <= POSITION_LIMIT:
-        raise ValueError(f"{name} must stay within 2^60, got {got}")
+        raise ValueError(f"{name} must stay within 2^60, got {_as_text(given)}")
     return number
+
+
+def _as_text(given: object) -> str:
+    """A short number or a tuple as it is, else the type."""
+    if not isinstance(given, (int, tuple, list)) or isinstance(given, bool):
+        return type(given).__name__
+    text = repr(given)
+    return text if len(text) <= 80 else f"one of {len(text)} characters"
 
 
 def scale_or_default(scale: object, head_dim: int) -> float:
@@ -160,7 +170,7 @@ def scale_or_default(scale: object, head_dim: int) -> float:
 
 def check_flag(name: str, x: object) -> None:
     if not isinstance(x, bool):
-        raise TypeError(f"{name} must be True or False, got {type(x).__name__}")
+        raise TypeError(f"{name} must be Python's True or False, got {type(x).__name__}")
 
 
 def probability(name: str, p: object) -> float:
@@ -202,7 +212,7 @@ def keep_mask(name: str, mask: object, shape: Sequence[int], input_dims: int, li
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(mask).__name__}")
     check_dense(name, mask)
-    if mask.is_complex():
+    if mask.dtype not in _MASK_DTYPES:
         raise TypeError(f"{name} must be bool, integer or real floating point, got {mask.dtype}")
     check_device(name, mask, "the inputs", like)
     full = broadcastable(name, mask, shape, input_dims)
@@ -215,7 +225,7 @@ def per_batch(name: str, x: object, batch: Sequence[int], like: Tensor) -> Tenso
         raise TypeError(f"{name} must be an int tensor, got {type(x).__name__}")
     check_dense(name, x)
     if x.dtype not in _INT_DTYPES:
-        raise TypeError(f"{name} must be an int tensor, got {x.dtype}")
+        raise TypeError(f"{name} must be an int tensor (int64, int32, int16, int8 or uint8), got {x.dtype}")
     check_device(name, x, "the inputs", like)
     full = x[(None,) * (len(batch) - x.dim())] if x.dim() <= len(batch) else x
     if full.dim() != len(batch) or any(own not in (1, size) for own, size in zip(full.shape, batch, strict=True)):
@@ -255,7 +265,7 @@ def _window_side(window: object, side: int) -> int:
     expected = "a pair (left, right) of ints or None"
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(f"window must be {expected}, got {window!r}")
-    return UNBOUNDED if window[side] is None else position("window", window[side], expected, repr(window))
+    return UNBOUNDED if window[side] is None else position("window", window[side], expected, window)
 
 
 def visibility(shape: Sequence[int], input_dims: int, like: Tensor, options: SoftmaxOptions) -> Visibility:
@@ -277,8 +287,7 @@ def visibility(shape: Sequence[int], input_dims: int, like: Tensor, options: Sof
     elif isinstance(causal_offset, Tensor):
         offsets = per_batch("causal_offset", causal_offset, batch, like)
     elif causal_offset is not None:
-        got = str(causal_offset) if isinstance(causal_offset, (int, torch.SymInt)) else type(causal_offset).__name__
-        offset = position("causal_offset", causal_offset, "an int, an int tensor or 'lower_right'", got)
+        offset = position("causal_offset", causal_offset, "an int, an int tensor or 'lower_right'", causal_offset)
     keep = None if options.mask is None else keep_mask(options.mask_name, options.mask, shape, input_dims, like)
     return Visibility(keep, lengths, offsets, left, right, offset)
 

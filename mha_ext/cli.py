@@ -86,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     count = int(text) if text.isdecimal() else 0
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    if not 1 <= count <= 4096:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 4096, got {text!r}")
     return count
 
 
@@ -150,6 +150,8 @@ def _check_outputs(options: argparse.Namespace, parser: argparse.ArgumentParser)
     for name, path in (("--json", options.json), ("--plot", options.plot)):
         if path and not path.absolute().parent.is_dir():
             parser.error(f"{name}: there is no directory {path.absolute().parent}")
+        if path and (path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK)):
+            parser.error(f"{name}: cannot write to {path}")
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'mha_ext[bench]'")
 

@@ -84,11 +84,12 @@ def _probability_or_callable(dropout: object, generator: object) -> float | Call
         return 0.0
     if isinstance(dropout, nn.Dropout):
         return args.probability("dropout", dropout.p) if dropout.training else 0.0
-    if callable(dropout):
+    if callable(dropout) and not isinstance(dropout, type):
         return dropout
     if isinstance(dropout, Real) and not isinstance(dropout, bool):
         return args.probability("dropout", dropout)
-    raise TypeError(f"dropout must be None, a probability, an nn.Dropout or a callable, got {type(dropout).__name__}")
+    got = f"the class {dropout.__name__}" if isinstance(dropout, type) else type(dropout).__name__
+    raise TypeError(f"dropout must be None, a probability, an nn.Dropout or a callable, got {got}")
 
 
 def _checked(drop: Callable[[Tensor], Tensor], dims: int) -> Callable[[Tensor], Tensor]:

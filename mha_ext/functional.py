@@ -263,11 +263,20 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         options = _with_attn_mask(options, attn_mask, query)
     if isinstance(scale, Tensor):
-        scale = float(scale)
-    if not enable_gqa:
-        query, key, value = _heads_together(query, key, value)
+        scale = _as_number(scale)
+    tensors = (query, key, value)
+    if enable_gqa and all(isinstance(x, Tensor) and x.dim() == 3 for x in tensors):  # (H, L, D), not (B, L, D)
+        query, key, value = (x.unsqueeze(0) for x in tensors)
+        return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, True).squeeze(0)
+    query, key, value = _heads_together(query, key, value, enable_gqa=enable_gqa)
     output, _ = composition.attention(query, key, value, options, dropout, scale, enable_gqa, need_weights=False)
     return output
+
+
+def _as_number(scale: Tensor) -> float:
+    if scale.numel() != 1 or scale.is_complex():
+        raise TypeError(f"scale must be a real number, got a tensor of {scale.dtype} and shape {tuple(scale.shape)}")
+    return float(scale)
 
 
 def _with_attn_mask(options: SoftmaxOptions, attn_mask: Tensor, query: Tensor) -> SoftmaxOptions:
@@ -284,13 +293,14 @@ def _with_attn_mask(options: SoftmaxOptions, attn_mask: Tensor, query: Tensor) -
     return options._replace(bias=attn_mask)
 
 
-def _heads_together(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Missing leading dimensions and a head dimension of 1 broadcast, as in torch's matmul; views."""
+def _heads_together(*tensors: Tensor, enable_gqa: bool) -> tuple[Tensor, ...]:
+    """Missing leading dimensions and, without ``enable_gqa``, a head dimension of 1 broadcast, as in torch's matmul;
+    views."""
     if not all(isinstance(x, Tensor) and x.dim() >= 2 for x in tensors):
         return tensors
     dims = max(x.dim() for x in tensors)
     tensors = tuple(x[(None,) * (dims - x.dim())] for x in tensors)
-    if dims < 4:
+    if dims < 4 or enable_gqa:
         return tensors
     heads = max(x.shape[-3] for x in tensors)
     return tuple(x.expand(*x.shape[:-3], heads, *x.shape[-2:]) if x.shape[-3] == 1 else x for x in tensors)

@@ -114,10 +114,11 @@ def masked_softmax(
     e = torch.exp(x - row_max)
     row_sum = e.sum(-1, keepdim=True)
     if sinks is None:
-        return (e / torch.where(row_sum == 0, 1.0, row_sum)).to(scores.dtype), None
+        weights = e / torch.where(row_sum == 0, 1.0, row_sum)
+        return torch.where(e == 0, 0.0, weights).to(scores.dtype), None  # hidden keys have none in a row of NaN either
     e_sink = torch.exp(sinks.to(sums)[..., None, None] - row_max)
     row_sum = row_sum + e_sink
-    return (e / row_sum).to(scores.dtype), (e_sink / row_sum).squeeze(-1)
+    return torch.where(e == 0, 0.0, e / row_sum).to(scores.dtype), (e_sink / row_sum).squeeze(-1)
 
 
 def masked_softmax_backward(

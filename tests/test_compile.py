@@ -101,6 +101,27 @@ def test_dynamic_shapes(backend):
                 assert_rounding_only(grads, right, leaves, str(case))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "options",
+    [lambda n: dict(is_causal=True, causal_offset=n), lambda n: dict(window=(n, n))],
+    ids=["offset", "window"],
+)
+def test_dynamic_numbers(options, backend):
+    """A position that grows, as in a loop over a key/value cache: one graph from the second call on."""
+
+    def step(query, key, n):
+        return mha_ext.attention(query, key, key, **options(n))[0]
+
+    compiled = torch.compile(step, backend=backend, fullgraph=True)
+    query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 19, 8)
+    for n in (3, 4):
+        torch.testing.assert_close(compiled(query, key, n), step(query, key, n))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for n in (5, 6, 11):
+            torch.testing.assert_close(compiled(query, key, n), step(query, key, n))
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_one_tensor_as_query_key_and_value(training):
     """Self-attention passes the same tensor three times; its gradient is the sum of the three."""

@@ -129,6 +129,26 @@ def test_a_visible_nan_shows(name, dtype):
     assert torch.equal(torch.isnan(weights).any(-1), rows & (name != "value"))
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("lq", [1, 9, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_nan_row_does_not_reach_keys_that_it_cannot_see(dtype, lq, create_graph):
+    """Their weights are 0, and so are their gradients, in every row and on every route."""
+    tensors, _ = inputs(Case(dtype=dtype, lq=lq, lk=40, d=16))
+    tensors["query"][..., 0, 3] = math.nan
+    mask = torch.arange(40) % 3 != 1
+    leaves = [x.requires_grad_() for x in tensors.values()]
+    output, weights = mha_ext.attention(*leaves, mask=mask[None])
+    hidden = ~mask
+    assert torch.isnan(weights[..., 0, mask]).all()
+    assert (weights[..., hidden] == 0).all()
+    assert (mha_ext.masked_softmax(weights.detach(), mask[None])[..., hidden] == 0).all()
+    for upstream in (output.sum(), weights.square().sum(), (output.sum() + weights.sum())):
+        grads = torch.autograd.grad(upstream, leaves, create_graph=create_graph, retain_graph=True, allow_unused=True)
+        for grad in grads[1:]:
+            assert grad is None or (grad[..., hidden, :] == 0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e8])
 def test_large_logits(size, dtype):

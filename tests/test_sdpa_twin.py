@@ -203,3 +203,15 @@ def test_head_counts_that_torch_takes(heads, key_heads, value_heads, gqa):
 def test_scale_as_a_tensor_of_no_dimensions(scale):
     query, key, value, _ = Case(dtype=torch.float64).build()
     same_as_torch(query, key, value, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [((6, 5, 8), (3, 9, 8)), ((6, 5, 8), (6, 9, 8)), ((3, 2, 4, 9, 8), (2, 2, 5, 8)), ((2, 4, 5, 8), (2, 9, 8))],
+    ids=str,
+)
+def test_grouped_heads_in_any_number_of_dimensions(query, key):
+    """The third dimension from the end counts heads, missing ones in front broadcast."""
+    q, (k, v) = torch.randn(query), (torch.randn(key) for _ in range(2))
+    want = theirs(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(mha_ext.scaled_dot_product_attention(q, k, v, enable_gqa=True), want)

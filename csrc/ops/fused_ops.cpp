@@ -145,7 +145,7 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attenti
     p.row_max = views.rows<Output>("row_max", *row_max, p.queries);
     p.row_sum = views.rows<Output>("row_sum", *row_sum, p.queries);
   }
-  launch_with_merge(p, sums);
+  if (output.numel() > 0 || need_weights || need_statistics) launch_with_merge(p, sums);
   return {output, weights, row_max, row_sum};
 }
 

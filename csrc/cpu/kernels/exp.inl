@@ -97,3 +97,17 @@ MHA_INLINE Vec<T> tanh_slope(Vec<T> y) {
   const Vec<T> e = exp_nonpositive<T>(minus_twice_magnitude<T>(y));
   return 4 * e / ((1 + e) * (1 + e));
 }
+
+// Weights from exponentials: e times `factor`, the inverse of their sum. Where that is NaN the row has seen NaN, but
+// keys without weight, hidden ones among them, still have none.
+template <class Acc>
+struct Normalizer {
+  Vec<Acc> factor;
+  bool regular;  // no NaN in it
+
+  static Normalizer of(Vec<Acc> factor) { return {factor, lane_sum<Acc>(factor * 0) == 0}; }
+
+  MHA_INLINE_MEMBER Vec<Acc> operator()(Vec<Acc> e) const {
+    return regular ? e * factor : select<Acc>(e == 0, Vec<Acc>{}, e * factor);
+  }
+};

@@ -242,11 +242,11 @@ struct DecodeTask {
 
   void write_weights(const Row& row, int64_t key, int64_t n) const {
     const RowWriter<T> weights = weights_of(row);
-    const Acc factor = weight_factor(row);
+    const auto weight = Normalizer<Acc>::of(splat(weight_factor(row)));
     weights.fill(0, key, 0);
     int64_t j = 0;
-    for (; j + W <= n; j += W) weights.write(key + j, W, load<Acc>(row.scores + j) * factor);
-    if (j < n) weights.write(key + j, static_cast<int>(n - j), load<Acc>(row.scores + j) * factor);
+    for (; j + W <= n; j += W) weights.write(key + j, W, weight(load<Acc>(row.scores + j)));
+    if (j < n) weights.write(key + j, static_cast<int>(n - j), weight(load<Acc>(row.scores + j)));
     weights.fill(key + n, p.keys, 0);
   }
 

@@ -124,11 +124,11 @@ struct WeightsTask : ForwardTask<T, Word> {
   void weigh(const Panel& panel, const PanelPart& part, const Acc* e) {
     const MatrixWriter<T> weights(p.batch, panel.at.entry, p.weights);
     for (int v = 0; v < NV; ++v) {
-      const Vec<Acc> factor = inverse_sum<Acc>(load<Acc>(panel.sum + v * W), panel.dropout.keep_scale);
+      const auto weight = Normalizer<Acc>::of(inverse_sum<Acc>(load<Acc>(panel.sum + v * W), panel.dropout.keep_scale));
       const int lanes = static_cast<int>(min_of(W, panel.at.lanes - v * W));
       for (int64_t j = 0; j < part.n; j += kLine) {
         Vec<Acc> line[kLine];
-        normalise(panel, e + j * kStride<NV> + v * W, kStride<NV>, v, part.key + j, min_of(kLine, part.n - j), factor,
+        normalise(panel, e + j * kStride<NV> + v * W, kStride<NV>, v, part.key + j, min_of(kLine, part.n - j), weight,
                   line);
         Word* words = reinterpret_cast<Word*>(tile) + j / Rules::kDepth * kStride<NV> + v * W;
         for (int r = 0; r < kLine; r += Rules::kDepth, words += kStride<NV>) {
@@ -143,8 +143,8 @@ struct WeightsTask : ForwardTask<T, Word> {
 
   // line[r]: weights of key + r, zero from n on.
   static void normalise(const Panel& panel, const Acc* e, int64_t stride, int v, int64_t key, int64_t n,
-                        Vec<Acc> factor, Vec<Acc> (&line)[kLine]) {
-    for (int r = 0; r < kLine; ++r) line[r] = r < n ? load<Acc>(e + r * stride) * factor : Vec<Acc>{};
+                        const Normalizer<Acc>& weight, Vec<Acc> (&line)[kLine]) {
+    for (int r = 0; r < kLine; ++r) line[r] = r < n ? weight(load<Acc>(e + r * stride)) : Vec<Acc>{};
     if (!panel.dropout.active) return;
     for (int r = 0; r < n; r += kKeysPerBlock) {
       const DroppedKeys<Acc> dropped = panel.dropout.keys(v, (key + r) / kKeysPerBlock);

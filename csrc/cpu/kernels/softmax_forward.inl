@@ -44,12 +44,13 @@ struct SoftmaxForwardRows {
     const RowWriter<T> out = weights.row(i);
     const Acc visible_sum = exponentials(n, max, scores.row(i + 1).from(range.begin), out.from(range.begin));
     const Acc sum = visible_sum + static_cast<Acc>(outside) * outside_term + sink_term;
-    const Acc inverse = sum == 0 ? 0 : 1 / sum;
+    const auto weight = Normalizer<Acc>::of(splat(sum == 0 ? 0 : 1 / sum));
 
-    out.fill(0, range.begin, outside_term * inverse);
-    scale(out.from(range.begin), n, inverse);
-    out.fill(range.end, cols, outside_term * inverse);
-    if (sink_weights.p) *sink_weights.row(i).p = sink_term * inverse;
+    const Acc outside_weight = weight(splat(outside_term))[0];
+    out.fill(0, range.begin, outside_weight);
+    write(out.from(range.begin), n, weight);
+    out.fill(range.end, cols, outside_weight);
+    if (sink_weights.p) *sink_weights.row(i).p = weight(splat(sink_term))[0];
   }
 
   // x_j of the n keys from `begin` on, into scratch. Returns their maximum, NaNs left aside: they show in the sum.
@@ -86,10 +87,10 @@ struct SoftmaxForwardRows {
     return sum.total();
   }
 
-  void scale(const RowWriter<T>& out, int64_t n, Acc factor) const {
+  void write(const RowWriter<T>& out, int64_t n, const Normalizer<Acc>& weight) const {
     int64_t j = 0;
-    for (; j + L <= n; j += L) out.write(j, L, load<Acc>(x + j) * factor);
-    if (j < n) out.write(j, static_cast<int>(n - j), load<Acc>(x + j) * factor);
+    for (; j + L <= n; j += L) out.write(j, L, weight(load<Acc>(x + j)));
+    if (j < n) out.write(j, static_cast<int>(n - j), weight(load<Acc>(x + j)));
   }
 };
 
