@@ -60,26 +60,71 @@ struct Logits {
     return all ? TileKind::open : any ? TileKind::mixed : TileKind::hidden;
   }
 
+  // Which of up to W keys one vector of queries sees.
+  struct Shown {
+    bool by_mask, by_range;
+    VecMask<Acc> seen;  // see each_block()
+    LaneRange<Acc> range;
+
+    MHA_INLINE_MEMBER Vec<Acc> choose(int i, Vec<Acc> x, Acc hidden) const {
+      if (by_mask) x = select<Acc>((seen >> i & 1) != 0, x, splat(hidden));
+      if (by_range) x = select<Acc>(range.holds(i), x, splat(hidden));
+      return x;
+    }
+  };
+
+  MHA_INLINE_MEMBER Shown shown_keys(const PanelReach<Acc>& reach, TileKind kind, int v, int64_t key, int count,
+                                     VecMask<Acc> seen) const {
+    Shown shown;
+    const bool masked = kind == TileKind::mixed;
+    shown.by_mask = masked && visibility.mask;
+    shown.seen = seen;
+    shown.by_range = masked && !(reach.every.begin <= key && key + count <= reach.every.end);
+    if (shown.by_range) shown.range = reach.lanes_from(key, count, v);
+    return shown;
+  }
+
   // Turns the scores of keys [key, key + n) into logits; max: their maximum in each lane.
   void apply(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, Acc* tile, int64_t stride,
              int64_t key, int64_t n, Acc* max) const {
     for (int v = 0; v < panel.vectors; ++v) {
       Vec<Acc> top = splat(kMinusInfinity);
-      for (int64_t j = 0; j < n; j += W) {
-        const int count = static_cast<int>(min_of(W, n - j));
-        top = apply_block(panel, reach, kind, tile + j * stride + v * W, stride, v, key + j, count, top);
-      }
+      each_block(panel, kind, v, key, n, [&](int64_t j, int count, VecMask<Acc> seen) {
+        const Shown shown = shown_keys(reach, kind, v, key + j, count, seen);
+        top = apply_block(panel, shown, tile + j * stride + v * W, stride, v, key + j, count, top);
+      });
       store<Acc>(max + v * W, top);
     }
   }
 
+  // f(j, count, seen) for blocks of up to W keys key + j ... of one vector of queries. Bit i of a lane of `seen`: its
+  // query's mask shows key i of the block. So the mask needs no transpose.
+  template <class F>
+  MHA_INLINE_MEMBER void each_block(const QueryPanel& panel, TileKind kind, int v, int64_t key, int64_t n,
+                                    F&& f) const {
+    constexpr int kBits = RowMask<Acc>::kBits;
+    const bool masked = kind == TileKind::mixed && visibility.mask;
+    VecMask<Acc> seen = {};
+    for (int64_t j = 0; j < n; j += W) {
+      if (masked && j % kBits == 0) seen = mask_bits(panel, v, key + j, static_cast<int>(min_of(kBits, n - j)));
+      f(j, static_cast<int>(min_of(W, n - j)), seen);
+      seen >>= W;
+    }
+  }
+
+  VecMask<Acc> mask_bits(const QueryPanel& panel, int v, int64_t key, int n) const {
+    VecMask<Acc> bits = {};
+    if (visibility.mask_row_stride == 0) return bits + mask_row<Acc>(visibility, 0).bits(key, n);
+    for (int i = 0; i < W; ++i)
+      bits[i] = mask_row<Acc>(visibility, panel.query + min_of(v * W + i, panel.lanes - 1)).bits(key, n);
+    return bits;
+  }
+
   // Up to W keys of one vector of queries.
-  __attribute__((noinline)) Vec<Acc> apply_block(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind,
-                                                 Acc* tile, int64_t stride, int v, int64_t key, int count,
-                                                 Vec<Acc> top) const {
+  __attribute__((noinline)) Vec<Acc> apply_block(const QueryPanel& panel, const Shown& shown, Acc* tile, int64_t stride,
+                                                 int v, int64_t key, int count, Vec<Acc> top) const {
     Vec<Acc> added[W];
     if (bias) read_bias(panel, v, key, count, added);
-    const Shown shown = shown_keys(panel, reach, kind, v, key, count);
     for (int i = 0; i < count; ++i, tile += stride) {
       Vec<Acc> x = load<Acc>(tile);
       if (scaled) x *= scale;
@@ -97,45 +142,19 @@ struct Logits {
   void slopes(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, const Acc* tile, Acc* out,
               int64_t stride, int64_t key, int64_t n, bool capped) const {
     for (int v = 0; v < panel.vectors; ++v)
-      for (int64_t j = 0; j < n; j += W) {
+      each_block(panel, kind, v, key, n, [&](int64_t j, int count, VecMask<Acc> seen) {
+        const Shown shown = shown_keys(reach, kind, v, key + j, count, seen);
         const int64_t at = j * stride + v * W;
-        const int count = static_cast<int>(min_of(W, n - j));
-        slopes_block(panel, reach, kind, tile + at, out + at, stride, v, key + j, count, capped && softcap != 0);
-      }
+        slopes_block(shown, tile + at, out + at, stride, count, capped && softcap != 0);
+      });
   }
 
-  __attribute__((noinline)) void slopes_block(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind,
-                                              const Acc* tile, Acc* out, int64_t stride, int v, int64_t key, int count,
+  __attribute__((noinline)) void slopes_block(const Shown& shown, const Acc* tile, Acc* out, int64_t stride, int count,
                                               bool capped) const {
-    const Shown shown = shown_keys(panel, reach, kind, v, key, count);
     for (int i = 0; i < count; ++i, tile += stride, out += stride) {
       const Vec<Acc> slope = capped ? tanh_slope<Acc>(load<Acc>(tile) * scale / softcap) : splat(Acc{1});
       store<Acc>(out, shown.choose(i, slope, 0));
     }
-  }
-
-  // Which of up to W keys one vector of queries sees.
-  struct Shown {
-    bool by_mask, by_range;
-    Vec<Acc> seen[W];
-    LaneRange<Acc> range;
-
-    MHA_INLINE_MEMBER Vec<Acc> choose(int i, Vec<Acc> x, Acc hidden) const {
-      if (by_mask) x = select<Acc>((VecMask<Acc>)seen[i] != 0, x, splat(hidden));
-      if (by_range) x = select<Acc>(range.holds(i), x, splat(hidden));
-      return x;
-    }
-  };
-
-  MHA_INLINE_MEMBER Shown shown_keys(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, int v,
-                                     int64_t key, int count) const {
-    Shown shown;
-    const bool masked = kind == TileKind::mixed;
-    shown.by_mask = masked && visibility.mask;
-    if (shown.by_mask) read_mask(panel, v, key, count, shown.seen);
-    shown.by_range = masked && !(reach.every.begin <= key && key + count <= reach.every.end);
-    if (shown.by_range) shown.range = reach.lanes_from(key, count, v);
-    return shown;
   }
 
   // What apply() will read of bias and mask, where it is large enough to lie far away.
@@ -154,20 +173,6 @@ struct Logits {
     } else {
       read_transposed<Acc>([&](int64_t query, int n) { return bias.row(query).from(key).read(0, n); }, panel, v, count,
                            keys);
-    }
-  }
-
-  // A lane is all ones where the mask shows the key.
-  void read_mask(const QueryPanel& panel, int v, int64_t key, int count, Vec<Acc> (&keys)[W]) const {
-    if (visibility.mask_row_stride == 0) {
-      for (int i = 0; i < count; ++i) {
-        const bool seen = visibility.mask[(key + i) * visibility.mask_col_stride];
-        keys[i] = (Vec<Acc>)(VecMask<Acc>{} - seen);
-      }
-    } else {
-      read_transposed<Acc>(
-          [&](int64_t query, int n) { return (Vec<Acc>)mask_row<Acc>(visibility, query).from(key).read(0, n); }, panel,
-          v, count, keys);
     }
   }
 };

@@ -88,17 +88,29 @@ struct RowMask {
     return lanes != 0;
   }
 
+  // Bit i: key j + i is visible, for n <= 32 keys.
+  static constexpr int kBits = 32;
+  MHA_INLINE_MEMBER uint32_t bits(int64_t j, int n) const {
+    return stride == 1 && n == kBits ? nonzero_bits(p + j) : gather_bits(j, n);
+  }
+  __attribute__((noinline)) uint32_t gather_bits(int64_t j, int n) const {
+    uint32_t bits = 0;
+    for (int i = 0; i < n; ++i) bits |= uint32_t{p[(j + i) * stride] != 0} << i;
+    return bits;
+  }
+
   struct Summary {
     bool any, all;  // of the keys are visible
   };
   Summary first(int64_t n) const {
-    uint8_t seen = 0, missing = 0;
-    for (int64_t j = 0; j < n; ++j) {
-      const uint8_t visible = p[j * stride] != 0;
-      seen |= visible;
-      missing |= !visible;
+    Summary keys{false, true};
+    for (int64_t j = 0; j < n; j += kBits) {
+      const int count = static_cast<int>(min_of(kBits, n - j));
+      const uint32_t seen = bits(j, count);
+      keys.any |= seen != 0;
+      keys.all &= seen == ~uint32_t{0} >> (kBits - count);
     }
-    return {seen != 0, missing == 0};
+    return keys;
   }
 };
 

@@ -26,6 +26,10 @@ MHA_INLINE Int64Vec int64_from(const uint8_t* p) {
 MHA_INLINE Int64Vec int64_from(const uint16_t* p) {
   return (Int64Vec)_mm256_cvtepu16_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+MHA_INLINE uint32_t nonzero_bits(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return ~static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
+}
 
 MHA_INLINE FloatVec widen_bfloat16(const bfloat16* p) {
   const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -24,6 +24,10 @@ MHA_INLINE Int64Vec int64_from(const uint8_t* p) {
 MHA_INLINE Int64Vec int64_from(const uint16_t* p) {
   return (Int64Vec)_mm512_cvtepu16_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+MHA_INLINE uint32_t nonzero_bits(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_test_epi8_mask(bytes, bytes);
+}
 
 MHA_INLINE FloatVec widen_bfloat16(const bfloat16* p) {
   const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

@@ -17,6 +17,17 @@ MHA_INLINE Int32Vec int32_from(const uint16_t* p) { return Int32Vec{p[0], p[1], 
 MHA_INLINE Int64Vec int64_from(const uint8_t* p) { return Int64Vec{p[0], p[1]}; }
 MHA_INLINE Int64Vec int64_from(const uint16_t* p) { return Int64Vec{p[0], p[1]}; }
 
+// Bit i: byte i of 32 is not 0. (Eight bytes of 0 or 1, times that number, leave their bits side by side on top.)
+MHA_INLINE uint32_t nonzero_bits(const uint8_t* p) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 4; ++i) {
+    uint64_t ones = 0;
+    for (int b = 0; b < 8; ++b) ones |= uint64_t{p[8 * i + b] != 0} << (8 * b);
+    bits |= static_cast<uint32_t>(ones * 0x0102040810204080 >> 56) << (8 * i);
+  }
+  return bits;
+}
+
 template <class Half>
 MHA_INLINE FloatVec widen_lanes(const Half* p) {
   return FloatVec{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
