@@ -24,7 +24,7 @@ def test_each_case_is_listed_once(quick: bool) -> None:
 def test_a_memory_case_is_found_again_by_its_name() -> None:
     names = [case.name for case in SUITES["memory"].cases(False)]
     assert len(set(names)) == len(names)
-    assert names == [case.name for case in SUITES["memory"].cases(True)]
+    assert {case.name for case in SUITES["memory"].cases(True)} < set(names)
 
 
 SMALL = Problem(2, 1, 600, 600, 4)

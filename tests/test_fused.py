@@ -1,5 +1,6 @@
 """The fused operator against its second opinion, the three steps, and against the float64 oracle: every option."""
 
+import functools
 import itertools
 
 import cases
@@ -126,14 +127,19 @@ def test_gradients_through_output_and_weights(options, through):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_bias_gradient_of_every_broadcast_shape(ones, dtype):
     """The gradient has the bias's own shape, summed over what is broadcast; grouped heads, softcap and a mask too."""
+    for expected_of_bias in with_biases(dtype, ones):
+        expected_of_bias.check(need_weights=False)
+
+
+@functools.cache  # for all levels
+def with_biases(dtype, ones):
     case = Case(dtype=dtype, batch=(2,), heads=4, kv_heads=2, lq=19, lk=35, d=8, mask="full", softcap=3.0)
     query, key, value, options = case.build()
     shape = [1 if one else size for one, size in zip(ones, (2, 4, 19, 35), strict=True)]
     bias = case.randn("bias", shape)
     given = [bias, bias[0, 0]] if shape[:2] == [1, 1] else [bias]
-    for each in given:
-        tensors = {"query": query, "key": key, "value": value}
-        Expected(case, tensors, {**options, "bias": each}, through_weights=False).check(need_weights=False)
+    tensors = {"query": query, "key": key, "value": value}
+    return [Expected(case, tensors, {**options, "bias": each}, through_weights=False) for each in given]
 
 
 @pytest.mark.usefixtures("isa")

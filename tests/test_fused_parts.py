@@ -31,7 +31,7 @@ def run(tensors, options):
     return dict(zip(("output", "query", "key", "value"), (output.detach(), *grads), strict=True))
 
 
-@pytest.mark.parametrize("hidden", [5, 700, 1099])
+@pytest.mark.parametrize("hidden", [5, 700])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("how", VISIBLE)
 def test_hidden_nan_in_one_part(how, dtype, hidden):

@@ -158,7 +158,7 @@ def memory_cases(quick: bool) -> list[Case]:
             partial(without_plain, make, sized(twin), dtype),
             partial(without_plain, make, sized(book), dtype),
         )
-        for name, sized, make in recipes
+        for name, sized, make in (recipes[:2] if quick else recipes)  # each starts three processes
     ]
 
 

@@ -112,7 +112,7 @@ struct GradTiles {
     const Logits<T>& logits = panel.logits;
     if (sloped(p)) logits.slopes(panel.at, panel.reach, panel.kind, scores, slopes, kStride, key, n, capped);
     if (logits.scaled || panel.kind == TileKind::mixed) {
-      Acc max[Panel::kLanesAtMost];
+      Acc max[Panel::kLanesAtMost] = {};  // of no use here
       logits.apply(panel.at, panel.reach, panel.kind, scores, kStride, key, n, max);
     }
     if (panel.overrides) override_scores(panel, n);

@@ -84,11 +84,11 @@ struct Logits {
     return shown;
   }
 
-  // Turns the scores of keys [key, key + n) into logits; max: their maximum in each lane.
+  // Turns the scores of keys [key, key + n) into logits; max: the largest of each lane so far.
   void apply(const QueryPanel& panel, const PanelReach<Acc>& reach, TileKind kind, Acc* tile, int64_t stride,
              int64_t key, int64_t n, Acc* max) const {
     for (int v = 0; v < panel.vectors; ++v) {
-      Vec<Acc> top = splat(kMinusInfinity);
+      Vec<Acc> top = load<Acc>(max + v * W);
       each_block(panel, kind, v, key, n, [&](int64_t j, int count, VecMask<Acc> seen) {
         const Shown shown = shown_keys(reach, kind, v, key + j, count, seen);
         top = apply_block(panel, shown, tile + j * stride + v * W, stride, v, key + j, count, top);
@@ -123,14 +123,25 @@ struct Logits {
   // Up to W keys of one vector of queries.
   __attribute__((noinline)) Vec<Acc> apply_block(const QueryPanel& panel, const Shown& shown, Acc* tile, int64_t stride,
                                                  int v, int64_t key, int count, Vec<Acc> top) const {
+    if (!scaled) return hide_block(shown, tile, stride, count, top);
     Vec<Acc> added[W];
     if (bias) read_bias(panel, v, key, count, added);
     for (int i = 0; i < count; ++i, tile += stride) {
       Vec<Acc> x = load<Acc>(tile);
-      if (scaled) x *= scale;
+      x *= scale;
       if (softcap != 0) x = softcap * vec_tanh<Acc>(x / softcap);
       if (bias) x += added[i];
       x = shown.choose(i, x, hidden);
+      store<Acc>(tile, x);
+      top = vec_max(x, top);
+    }
+    return top;
+  }
+
+  // The same where the scores stay as they are and some keys are hidden.
+  MHA_INLINE_MEMBER Vec<Acc> hide_block(const Shown& shown, Acc* tile, int64_t stride, int count, Vec<Acc> top) const {
+    for (int i = 0; i < count; ++i, tile += stride) {
+      const Vec<Acc> x = shown.choose(i, load<Acc>(tile), hidden);
       store<Acc>(tile, x);
       top = vec_max(x, top);
     }

@@ -3,6 +3,9 @@
 // to be packed of a block is packed once for all of them.
 
 constexpr int kTaskPanels = 4;
+// Keys whose scores become logits together, where that takes a pass of its own: 64 x 64 floats stay in the first-level
+// cache in between.
+constexpr int64_t kLogitKeys = 64;
 
 // Panels of a key/value head, over all query heads that share it, cut into tasks; and the keys into parts.
 struct ForwardSplit {
@@ -162,11 +165,24 @@ struct ForwardTask {
   void score(const Panel& panel, const PanelPart& part, RowFactor rows, Acc* to) {
     rows.base += part.skipped * rows.row_bytes;
     for (int v = 0; v < NV; ++v) store<Acc>(block_max + v * W, splat(kMinusInfinity));
-    ScoreSink<Acc> scores{{part.n, NV * W, to, kStride<NV>}, block_max};
-    scores.ahead = panel.logits.ahead(panel.at, part.key, part.n).within(part.n);
+    if (!panel.logits.scaled && panel.kind == TileKind::open) return add_scores<NV>(panel, part.n, rows, {}, to);
+    Acc max[kLanesAtMost];  // of the logits; block_max gets that of the scores, which is of no use here
+    for (int i = 0; i < NV * W; ++i) max[i] = kMinusInfinity;
+    for (int64_t j = 0; j < part.n; j += kLogitKeys) {
+      const int64_t key = part.key + j, n = min_of(kLogitKeys, part.n - j);
+      add_scores<NV>(panel, n, rows, panel.logits.ahead(panel.at, key, n), to);
+      panel.logits.apply(panel.at, panel.reach, panel.kind, to, kStride<NV>, key, n, max);
+      rows.base += kLogitKeys * rows.row_bytes;
+      to += kLogitKeys * kStride<NV>;
+    }
+    std::memcpy(block_max, max, sizeof(Acc) * NV * W);
+  }
+
+  template <int NV>
+  void add_scores(const Panel& panel, int64_t n, const RowFactor& rows, const Prefetcher& ahead, Acc* to) const {
+    ScoreSink<Acc> scores{{n, NV * W, to, kStride<NV>}, block_max};
+    scores.ahead = ahead.within(n);
     PanelRows<Word>::template run<NV>(scores, rows, panel.query, kStride<NV>, 0, ceil_div(p.head_dim, Rules::kDepth));
-    if (panel.logits.scaled || panel.kind == TileKind::mixed)
-      panel.logits.apply(panel.at, panel.reach, panel.kind, to, kStride<NV>, part.key, part.n, block_max);
   }
 
   // output := output * alpha + V^T (the words in the tile)
