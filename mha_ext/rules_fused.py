@@ -23,6 +23,12 @@ from .rules_steps import attention_scores, dropout, masked_softmax, sum_to_shape
 
 Drop = Callable[[Tensor], Tensor]
 
+# The operator's arguments by position.
+_INPUTS, _NUMBERS = slice(3), slice(3, 6)  # query, key, value; scale, mask_value, window_right
+_BIAS_AND_SINKS = slice(7, 9)
+_OPTIONAL, _MORE_NUMBERS = slice(7, 13), slice(13, None)  # bias ... seed; window_left ... p
+_WITHOUT_OPTIONS = 7  # arguments of a call without any
+
 
 def by_steps(
     query: Tensor,
@@ -89,12 +95,12 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor | None]:
-        output, weights, row_max, row_sum = ops.fused_attention(*args[:7], True, *args[7:])
-        # Optional tensors: bias, sinks, mask, key_lengths, causal_offsets, seed.
-        ctx.save_for_backward(*args[:3], output, row_max, row_sum, weights, *args[7:13])
-        ctx.numbers, ctx.more_numbers = args[3:6], args[13:]
+        first, options = args[:_WITHOUT_OPTIONS], args[_WITHOUT_OPTIONS:]
+        output, weights, row_max, row_sum = ops.fused_attention(*first, True, *options)
+        ctx.save_for_backward(*args[_INPUTS], output, row_max, row_sum, weights, *args[_OPTIONAL])
+        ctx.numbers, ctx.more_numbers = args[_NUMBERS], args[_MORE_NUMBERS]
         ctx.set_materialize_grads(False)  # weights nobody differentiates must not cost a matrix of zeros
-        if weights is not None and not any(ctx.needs_input_grad[:2] + ctx.needs_input_grad[7:9]):
+        if weights is not None and not any(ctx.needs_input_grad[:2] + ctx.needs_input_grad[_BIAS_AND_SINKS]):
             ctx.mark_non_differentiable(weights)  # they do not depend on value
         return output, weights
 
@@ -107,7 +113,7 @@ class FusedAttention(torch.autograd.Function):
             query, key, value, *options = _grads_by_steps(ctx, grads)
         else:
             query, key, value, *options = _grads_fused(ctx, grads)
-        if len(wanted) == 7:
+        if len(wanted) == _WITHOUT_OPTIONS:
             return query, key, value, None, None, None, None
         return query, key, value, None, None, None, None, *options, *(None for _ in wanted[9:])
 
@@ -117,7 +123,7 @@ def _grads_fused(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | N
     query, key, value, output, row_max, row_sum, weights, *options = ctx.saved_tensors
     wanted = ctx.needs_input_grad
     grad_output, grad_weights = grads
-    wants_bias, wants_sinks = wanted[7:9] if options else (False, False)
+    wants_bias, wants_sinks = wanted[_BIAS_AND_SINKS] if options else (False, False)
     wants_value = wanted[2] and grad_output is not None  # the weights do not depend on it
     rest: tuple[Any, ...] = ()
     if grad_weights is not None or options:
@@ -136,7 +142,7 @@ def _grads_by_steps(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor 
     """The same with a graph of their own, where their derivatives will be asked for in turn."""
     query, key, value, _, _, _, _, *options = ctx.saved_tensors
     bias, sinks, *others = options or (None, None)
-    wanted = (*ctx.needs_input_grad[:3], *(ctx.needs_input_grad[7:9] or (False, False)))
+    wanted = (*ctx.needs_input_grad[_INPUTS], *(ctx.needs_input_grad[_BIAS_AND_SINKS] or (False, False)))
     with torch.enable_grad():
         # Views: the gradient with respect to each argument by itself, even where one is computed from another.
         leaves: list[Any] = [None if x is None else x.view_as(x) for x in (query, key, value, bias, sinks)]

@@ -68,8 +68,13 @@ void require_attention_inputs(const Tensor& query, const Tensor& key, const Tens
     require_reasonable_sizes(name, *t);
 }
 
-GroupedViews fill(Attention& p, const AttentionArguments& from) {
+// Checks the arguments, fills p with what both directions need, and says how to view the rest.
+GroupedViews read_arguments(Attention& p, const AttentionArguments& from) {
   require_attention_inputs(from.query, from.key, from.value);
+  require(std::isfinite(from.scale), "scale must be finite, got ", from.scale);
+  require_softmax_numbers(from.softcap, from.mask_value);
+  require_probability("dropout", from.dropout);
+  require(from.dropout == 0 || from.seed.has_value(), "dropout needs a seed");
   const int64_t head = from.query.dim() - 3;
   const ScalarType type = from.query.scalar_type();
   GroupedViews views{batch_shape(from.query, 2), batch_shape(from.key, 2), 1};
@@ -91,14 +96,10 @@ GroupedViews fill(Attention& p, const AttentionArguments& from) {
   for (Input* each : {&p.visibility.mask, &p.visibility.key_lengths, &p.visibility.causal_offsets})
     *each = views.split(*each);
 
-  require(std::isfinite(from.scale), "scale must be finite, got ", from.scale);
-  require_softmax_numbers(from.softcap, from.mask_value);
-  require_probability("dropout", from.dropout);
   p.scale = from.scale;
   p.softcap = from.softcap;
   p.mask_value = from.mask_value;
   p.dropout = from.dropout;
-  require(from.dropout == 0 || from.seed.has_value(), "dropout needs a seed");
   if (from.seed) p.seed = seed_of(*from.seed);
   return views;
 }
@@ -120,17 +121,18 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attenti
     const OptionalTensor& mask, const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets,
     const OptionalTensor& seed, int64_t window_left, int64_t causal_offset, double softcap, double dropout) {
   FusedForward p;
-  const GroupedViews views = fill(p, {query,
-                                      key,
-                                      value,
-                                      bias,
-                                      sinks,
-                                      {mask, key_lengths, causal_offsets, window_left, window_right, causal_offset},
-                                      seed,
-                                      scale,
-                                      softcap,
-                                      mask_value,
-                                      dropout});
+  const GroupedViews views =
+      read_arguments(p, {query,
+                         key,
+                         value,
+                         bias,
+                         sinks,
+                         {mask, key_lengths, causal_offsets, window_left, window_right, causal_offset},
+                         seed,
+                         scale,
+                         softcap,
+                         mask_value,
+                         dropout});
   const ScalarType sums = accumulation_type(query.scalar_type());
   Tensor output = allocate_in_order_of(query, p.value_dim);
   p.output = views.of<Output>("output", output, p.queries, p.value_dim);
@@ -178,17 +180,18 @@ std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, Optio
     const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets, const OptionalTensor& seed,
     int64_t window_left, int64_t causal_offset, double softcap, double dropout) {
   FusedBackward p;
-  const GroupedViews views = fill(p, {query,
-                                      key,
-                                      value,
-                                      bias,
-                                      sinks,
-                                      {mask, key_lengths, causal_offsets, window_left, window_right, causal_offset},
-                                      seed,
-                                      scale,
-                                      softcap,
-                                      mask_value,
-                                      dropout});
+  const GroupedViews views =
+      read_arguments(p, {query,
+                         key,
+                         value,
+                         bias,
+                         sinks,
+                         {mask, key_lengths, causal_offsets, window_left, window_right, causal_offset},
+                         seed,
+                         scale,
+                         softcap,
+                         mask_value,
+                         dropout});
   const ScalarType type = query.scalar_type(), sums = accumulation_type(type);
   const auto require_like_output = [&](const char* name, const Tensor& t) {
     require_type(name, t, type);

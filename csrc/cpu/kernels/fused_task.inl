@@ -3,6 +3,8 @@
 // to be packed of a block is packed once for all of them.
 
 constexpr int kTaskPanels = 4;
+// Tasks that are wanted before panels share one: four each for four threads, as products are cut.
+constexpr int64_t kForwardTasks = 16;
 // Keys whose scores become logits together, where that takes a pass of its own: 64 x 64 floats stay in the first-level
 // cache in between.
 constexpr int64_t kLogitKeys = 64;
@@ -18,7 +20,7 @@ struct ForwardSplit {
     s.head_panels = PanelSpread::of<Acc>(p.queries).panels;
     s.panels = s.head_panels * p.group;
     s.entries = p.batch.count() / max_of(1, p.group);
-    const int64_t each = max_of(1, min_of(panels_at_most, s.panels * s.entries / kTasks));
+    const int64_t each = max_of(1, min_of(panels_at_most, s.panels * s.entries / kForwardTasks));
     s.parts = ceil_div(s.panels, each);
     return s;
   }

@@ -17,6 +17,9 @@ struct WeightsTask : ForwardTask<T, Word> {
   // Keys written together: a cache line of weights, or a register of them if that is more.
   static constexpr int kLine = kCacheLine / sizeof(T) > W ? kCacheLine / sizeof(T) : W;
 
+  // Whether a line of weights is one word for each of W pairs of keys.
+  static constexpr bool kLinesAreWords = Rules::kDepth * sizeof(T) == sizeof(Acc) && Rules::kDepth > 1;
+
   bool streaming;
   TileKind* kinds;  // [block][panel], from the first pass over the keys for the others
 
@@ -127,16 +130,18 @@ struct WeightsTask : ForwardTask<T, Word> {
       const auto weight = Normalizer<Acc>::of(inverse_sum<Acc>(load<Acc>(panel.sum + v * W), panel.dropout.keep_scale));
       const int lanes = static_cast<int>(min_of(W, panel.at.lanes - v * W));
       for (int64_t j = 0; j < part.n; j += kLine) {
+        const int64_t n = min_of(kLine, part.n - j);
         Vec<Acc> line[kLine];
-        normalise(panel, e + j * kStride<NV> + v * W, kStride<NV>, v, part.key + j, min_of(kLine, part.n - j), weight,
-                  line);
-        Word* words = reinterpret_cast<Word*>(tile) + j / Rules::kDepth * kStride<NV> + v * W;
-        for (int r = 0; r < kLine; r += Rules::kDepth, words += kStride<NV>) {
+        normalise(panel, e + j * kStride<NV> + v * W, kStride<NV>, v, part.key + j, n, weight, line);
+        Word* const words = reinterpret_cast<Word*>(tile) + j / Rules::kDepth * kStride<NV> + v * W;
+        for (int r = 0; r < kLine; r += Rules::kDepth) {
           Vec<Acc> terms[Rules::kDepth];
           for (int i = 0; i < Rules::kDepth; ++i) terms[i] = line[r + i];
-          Rules::store_words(words, terms);
+          Rules::store_words(words + r / Rules::kDepth * kStride<NV>, terms);
         }
-        write_line(weights, panel.at.query + v * W, lanes, part.key + j, min_of(kLine, part.n - j), line);
+        if (n == kLine && weights.col_stride == 1 && kLinesAreWords)
+          write_words<NV>(weights, panel.at.query + v * W, lanes, part.key + j, words);
+        else write_line(weights, panel.at.query + v * W, lanes, part.key + j, n, line);
       }
     }
   }
@@ -150,6 +155,20 @@ struct WeightsTask : ForwardTask<T, Word> {
       const DroppedKeys<Acc> dropped = panel.dropout.keys(v, (key + r) / kKeysPerBlock);
 #pragma GCC unroll 8
       for (int i = 0; i < kKeysPerBlock; ++i) line[r + i] = dropped.apply(line[r + i], i);
+    }
+  }
+
+  // Pairs of weights as they were stored for the product, transposed, are a line of each query as it lies in memory:
+  // half the shuffles, and narrowed once.
+  template <int NV>
+  void write_words(const MatrixWriter<T>& weights, int64_t query, int lanes, int64_t key, const Word* words) const {
+    Vec<Acc> rows[W];
+    for (int r = 0; r < W; ++r) rows[r] = load<Acc>(reinterpret_cast<const Acc*>(words + r * kStride<NV>));
+    transpose(rows);
+    for (int i = 0; i < lanes; ++i) {
+      Acc* const out = reinterpret_cast<Acc*>(weights.row(query + i).from(key).p);
+      if (streaming) store_streaming<Acc>(out, rows[i]);
+      else store<Acc>(out, rows[i]);
     }
   }
 
