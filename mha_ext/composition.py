@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import arguments as args
-from . import rules_fused, rules_steps
+from . import ops, rules_fused, rules_steps
 from .arguments import SoftmaxOptions, without_heads
 from .autograd import needs_full
 from .reference import UNBOUNDED
@@ -143,7 +143,9 @@ def plain_attention(
             return None
         right = 0 if is_causal else UNBOUNDED
         number = args.scale_or_default(scale, query.size(-1))
-        return rules_fused.fused_attention(query, key, value, number, -math.inf, right, need_weights)
+        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+            return rules_fused.FusedAttention.apply(query, key, value, number, -math.inf, right, need_weights)
+        return ops.fused_attention_eager(query, key, value, number, -math.inf, right, need_weights, False)[:2]
     except (TypeError, ValueError, NotImplementedError):
         return None
 

@@ -24,6 +24,12 @@ fused_attention_backward = torch.ops.mha_ext.fused_attention_backward.default
 dropout = torch.ops.mha_ext.dropout.default
 keep_mask = torch.ops.mha_ext.keep_mask.default
 
+# The same without the Python frame of OpOverload's own call, which is a twentieth of the smallest one. Not for code
+# that Dynamo traces: it knows overloads only.
+fused_attention_eager, fused_attention_backward_eager = (
+    getattr(op, "_op", op) for op in (fused_attention, fused_attention_backward)
+)
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Type in which sums over elements of ``dtype`` are kept: float64 for float64, else float32."""

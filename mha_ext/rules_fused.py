@@ -96,7 +96,8 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor | None]:
         first, options = args[:_WITHOUT_OPTIONS], args[_WITHOUT_OPTIONS:]
-        output, weights, row_max, row_sum = ops.fused_attention(*first, True, *options)
+        call = ops.fused_attention if torch.compiler.is_compiling() else ops.fused_attention_eager
+        output, weights, row_max, row_sum = call(*first, True, *options)
         ctx.save_for_backward(*args[_INPUTS], output, row_max, row_sum, weights, *args[_OPTIONAL])
         ctx.numbers, ctx.more_numbers = args[_NUMBERS], args[_MORE_NUMBERS]
         ctx.set_materialize_grads(False)  # weights nobody differentiates must not cost a matrix of zeros
@@ -128,7 +129,8 @@ def _grads_fused(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | N
     rest: tuple[Any, ...] = ()
     if grad_weights is not None or options:
         rest = (grad_weights, None if grad_weights is None else weights, *options, *ctx.more_numbers)
-    *got, grad_sinks = ops.fused_attention_backward(
+    call = ops.fused_attention_backward if torch.compiler.is_compiling() else ops.fused_attention_backward_eager
+    *got, grad_sinks = call(
         torch.zeros_like(output) if grad_output is None else grad_output,
         query, key, value, output, row_max, row_sum, *ctx.numbers, *wanted[:2], wants_value, wants_bias, *rest,
     )  # fmt: skip

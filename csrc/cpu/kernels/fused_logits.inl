@@ -113,8 +113,9 @@ struct Logits {
   }
 
   VecMask<Acc> mask_bits(const QueryPanel& panel, int v, int64_t key, int n) const {
+    using Lane = std::remove_reference_t<decltype(VecMask<Acc>{}[0])>;
     VecMask<Acc> bits = {};
-    if (visibility.mask_row_stride == 0) return bits + mask_row<Acc>(visibility, 0).bits(key, n);
+    if (visibility.mask_row_stride == 0) return bits + static_cast<Lane>(mask_row<Acc>(visibility, 0).bits(key, n));
     for (int i = 0; i < W; ++i)
       bits[i] = mask_row<Acc>(visibility, panel.query + min_of(v * W + i, panel.lanes - 1)).bits(key, n);
     return bits;

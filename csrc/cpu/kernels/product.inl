@@ -93,15 +93,15 @@ struct VisibleProduct : ProductTask<T, Word> {
   using Task::p, Task::rows, Task::cols, Task::row0, Task::col0;
   using typename Task::Acc;
 
-  int64_t unspoilt;  // elements of the result that are not NaN
+  int64_t not_nan;  // elements of the result that are not NaN
 
   VisibleProduct(const Product& problem, const ProductSplit& s, int64_t task)
-      : Task(problem, s, task, true), unspoilt(rows * cols) {}
+      : Task(problem, s, task, true), not_nan(rows * cols) {}
 
   void run() {
     Task::run();
     for (int64_t g = 0; g < p.groups; ++g)
-      for (int64_t k = 0; k < p.k && unspoilt > 0; ++k) {
+      for (int64_t k = 0; k < p.k && not_nan > 0; ++k) {
         const T* from = this->b + g * p.b_group_stride + k * p.b.row_stride + col0 * p.b.col_stride;
         bool finite = true;
         for (int64_t j = 0; j < cols; ++j) finite &= is_finite(from[j * p.b.col_stride]);
@@ -120,7 +120,7 @@ struct VisibleProduct : ProductTask<T, Word> {
         if (is_finite(x) || before != before) continue;
         const Acc after = before + to_finite<Acc>(p.alpha) * (weight * widen(x));
         *this->at(i, j) = narrow<T>(after);
-        unspoilt -= after != after;
+        not_nan -= after != after;
       }
     }
   }
@@ -148,7 +148,7 @@ struct ProductOf {
     for (int64_t task = begin; task < end; ++task) {
       ProductTask<T, Word> product(p, s, task, false);
       product.run();
-      if (product.polluted()) VisibleProduct<T, Word>(p, s, task).run();
+      if (product.spoilt()) VisibleProduct<T, Word>(p, s, task).run();
     }
     if (bypasses_caches<T>(p.batch, p.m, p.n, p.c)) stream_fence();
   }

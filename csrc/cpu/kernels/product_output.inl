@@ -27,7 +27,7 @@ struct ProductOutput {
   Acc* partial = nullptr;  // rows x partial_stride sums over the blocks of the depth so far; null when there is one
   int64_t partial_stride = 0;
   bool first = true, last = true;  // the block of the depth at hand
-  Vec<Acc> taint = {};             // with zero_hides: 0 until NaN or infinity comes out, then NaN for good
+  Vec<Acc> probe = {};             // with zero_hides: 0 until NaN or infinity comes out, then NaN for good
 
   ProductOutput(const Product& problem, const ProductSplit& s, int64_t task) : p(problem) {
     const int64_t entry = task / s.in_entry(), block = task % s.in_entry();
@@ -79,7 +79,7 @@ struct ProductOutput {
         for (int v = 0; v < NV; ++v) store<Acc>(edge + (r * NV + v) * W, sum[r][v]);
       store_edge(out, edge, R, NV * W, width);
     }
-    if (p.zero_hides) add_taint(sum);
+    if (p.zero_hides) add_to_probe(sum);
   }
 
   template <int R, int NV>
@@ -95,15 +95,15 @@ struct ProductOutput {
 
   // 0 * x is 0 unless x is NaN or infinite.
   template <int R, int NV>
-  __attribute__((always_inline)) void add_taint(const Vec<Acc> (&sum)[R][NV]) {
+  __attribute__((always_inline)) void add_to_probe(const Vec<Acc> (&sum)[R][NV]) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) taint = mul_add(sum[r][v], Vec<Acc>{}, taint);
+      for (int v = 0; v < NV; ++v) probe = mul_add(sum[r][v], Vec<Acc>{}, probe);
   }
 
   // With zero_hides: whether NaN or infinity came out (see VisibleProduct).
-  bool polluted() const { return lane_sum<Acc>(taint) != 0; }
+  bool spoilt() const { return lane_sum<Acc>(probe) != 0; }
 
   // Output that is no whole number of vectors, or whose columns are apart.
   __attribute__((noinline)) void store_edge(T* out, const Acc* edge, int n_rows, int stride, int64_t width) const {
