@@ -8,7 +8,7 @@ import oracle
 import pytest
 import torch
 from cases import Case, lay_out
-from tolerances import assert_same_bits
+from tolerances import assert_rounding_only, assert_same_bits
 
 import mha_ext
 
@@ -242,3 +242,41 @@ def test_weights_of_a_batch_entry_that_sees_no_key(lq, dtype):
         output, weights = mha_ext.attention(query, key, key, **options)
         for name, x in (("output", output), ("weights", weights)):
             assert (x[1] == 0).all(), f"{name} with {options}: {x[1]}"
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_batched_gradients_see_no_hidden_nan(dtype):
+    """torch's older vmap runs other operators than backward() does."""
+    query, key, value = (torch.randn(1, 2, 6, 8).to(dtype) for _ in range(3))
+    key[..., 4:, :] = value[..., 4:, :] = math.nan
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    output, _ = mha_ext.attention(*leaves, key_lengths=torch.tensor([4]))
+    upstream = torch.ones_like(output)
+    got = torch.autograd.grad(output, leaves, upstream[None], is_grads_batched=True, retain_graph=True)
+    visible = [x[..., :4, :] for x in leaves]
+    for batched, single in zip(got, torch.autograd.grad(output, leaves, upstream), strict=True):
+        assert_rounding_only(batched[0], single, visible, "batched", dtype)
+
+
+def test_batched_gradients_under_autocast_keep_their_dtype():
+    leaves = [torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(3)]
+    output, _ = mha_ext.attention(*leaves)
+    upstream = torch.ones_like(output)
+    want = torch.autograd.grad(output, leaves, upstream, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(output, leaves, upstream[None], is_grads_batched=True)
+    for batched, single in zip(got, want, strict=True):
+        assert_rounding_only(batched[0], single, leaves, "batched", torch.float32)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_value_is_no_part_of_the_weights(create_graph):
+    query, key, value = (torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(3))
+    _, weights = mha_ext.attention(query, key, value)
+    loss = weights.square().sum()
+    grads = torch.autograd.grad(loss, (query, value), create_graph=create_graph, allow_unused=True, retain_graph=True)
+    assert grads[0] is not None
+    assert grads[1] is None
+    with pytest.raises(RuntimeError, match="used in the graph"):
+        torch.autograd.grad(loss, value, create_graph=create_graph)

@@ -269,3 +269,18 @@ def test_out_must_fit():
         assert (wrong == 9).all()
     assert torch.ops.mha_ext.attention_scores_out(query, key, scale, right) is None
     assert torch.equal(right, torch.ops.mha_ext.attention_scores(query, key, scale))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(9, 2**58), (2**58, 9), (9, 2**21)])
+def test_sizes_whose_products_overflow(rows, columns):
+    """Views of one element, with strides of 0."""
+    x = torch.zeros(1).expand(1, 1, rows, columns)
+    with pytest.raises(ValueError, match="must have at most"):
+        torch.ops.mha_ext.fused_attention(x, x, x, 1.0, -torch.inf, 2**63 - 1, False, False)
+
+
+def test_nothing_to_write_takes_no_time():
+    """Many queries, no element of the head."""
+    query, key = torch.zeros(1).expand(1, 1, 2**36, 0), torch.zeros(1, 1, 2, 0)
+    output, *_ = torch.ops.mha_ext.fused_attention(query, key, key, 1.0, -torch.inf, 2**63 - 1, False, False)
+    assert output.shape == query.shape

@@ -59,8 +59,8 @@ def assert_close(got, want, plain, magnitudes, *, dtype, case, name):
         )
 
 
-def assert_rounding_only(got, want, inputs, about=""):
-    """Two float64 ways to one number: off by at most one unit of the largest value for each number that went in."""
+def assert_rounding_only(got, want, inputs, about="", dtype=torch.float64):
+    """Two ways to one number: off by at most one unit of the largest value for each number that went in."""
     got, want = (tuple(x) if isinstance(x, (tuple, list)) else (x,) for x in (got, want))
     terms = sum(x.numel() for x in inputs)
     about = f"{about} (ISA {mha_ext.isa()})"
@@ -68,10 +68,10 @@ def assert_rounding_only(got, want, inputs, about=""):
         assert mine.shape == other.shape, (
             f"{about}: result {n} has shape {tuple(mine.shape)}, want {tuple(other.shape)}"
         )
-        assert mine.dtype == torch.float64, f"{about}: result {n} is {mine.dtype}"
+        assert mine.dtype == dtype, f"{about}: result {n} is {mine.dtype}"
         if mine.numel() == 0:
             continue
-        allowed = torch.finfo(torch.float64).eps * terms * max(other.abs().max().item(), 1.0)
+        allowed = torch.finfo(dtype).eps * terms * max(other.abs().max().item(), 1.0)
         error = (mine - other).abs().max().item()
         assert error <= allowed, (
             f"{about}: result {n} is off by {error:.3e}, allowed {allowed:.3e}\n got {mine}\nwant {other}"
