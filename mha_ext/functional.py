@@ -204,9 +204,10 @@ def attention(
     """
     args.check_flag("need_weights", need_weights)
     if (
-        mask is None and dropout is None and bias is None and window is None and causal_offset is None
-        and key_lengths is None and softcap is None and sinks is None and generator is None
-        and type(mask_value) is float and mask_value == NEG_INF and type(is_causal) is type(enable_gqa) is bool
+        mask is None and (dropout is None or (type(dropout) is float and dropout == 0.0)) and bias is None
+        and window is None and causal_offset is None and key_lengths is None and softcap is None and sinks is None
+        and generator is None and type(mask_value) is float and mask_value == NEG_INF
+        and type(is_causal) is type(enable_gqa) is bool
     ):  # fmt: skip
         results = composition.plain_attention(query, key, value, is_causal, scale, enable_gqa, need_weights)
         if results is not None:
