@@ -31,9 +31,8 @@ struct Attention {
 
 // What the backward needs of each query row, in the accumulation type. Kept apart, because their logarithm would lose
 // what distinguishes large logits: P = exp(x - row_max) / row_sum.
-//   row_max   max of x over all keys with weight and the sink; -inf where there are none. In units of what a tile
-//   holds:
-//             products not yet scaled, where no option asks for logits (cpu/kernels/fused_logits.inl)
+//   row_max   max of x over all keys with weight and the sink; -inf where there are none. Where no option asks for
+//             logits it is the max of the unscaled products, see `unit` in cpu/kernels/fused_logits.inl
 //   row_sum   sum of exp(x - row_max), the sink's term included; 0 where there are none
 struct FusedForward : Attention {
   Output output;            // row = query, col = value_dim
