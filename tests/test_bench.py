@@ -131,6 +131,21 @@ def test_wrong_results_are_told_from_rounding(dtype: torch.dtype, fault: str) ->
     assert oracle.judge((result,), expected, allowed).passed == (fault == "none")
 
 
+def test_terms_that_cancel_are_judged_by_their_size() -> None:
+    """As the gradient of a bias on the keys: 0 but for rounding, so that its own size says nothing about what is right.
+    Here plain torch rounds both terms alike and is exact; a fused multiply-add rounds one of them only."""
+    (x,) = cases.random_inputs(torch.float32, (64,))
+
+    def maths(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x * x - x * x,)
+
+    expected, allowed = oracle.error_allowed(maths, (x,), terms=2)
+    fma = (x.double() * x.double() - (x * x).double()).float()
+    assert fma.count_nonzero() > 0
+    assert oracle.judge((fma,), expected, allowed).passed
+    assert not oracle.judge((fma + 1e-5,), expected, allowed).passed
+
+
 @pytest.mark.parametrize("name", [OURS, PLAIN])
 def test_a_wrong_contestant_is_never_timed(name: str) -> None:
     calls = {OURS: 0, PLAIN: 0}

@@ -4,10 +4,11 @@ What a right result may differ by is computed from the case itself, in two parts
 
 - twice the error that the same formula makes in plain PyTorch in the same dtype, both against float64 (the rule of
   flash-attention's tests, https://github.com/Dao-AILab/flash-attention);
-- a floor, for where plain PyTorch happens to be exact. Changing the inputs by a tiny share, up or down at random, shows
-  how sensitive the float64 result is; a computation rounds about once per step (scale, scores, bias, softmax, weights,
-  output and their gradients: eight are allowed for), and a sum of n terms adds about sqrt(n) roundings of the dtype
-  that sums are kept in. The float64 result itself is no more exact than that.
+- a floor, for where plain PyTorch happens to be exact. It is found by Monte Carlo arithmetic (Parker, "Monte Carlo
+  Arithmetic", 1997): the formula is evaluated in float64 once more, with the inputs and the result of every operator
+  moved by a tiny share, up or down at random. How far that moves the end result is what roundings of that share may do,
+  also where the terms of a sum cancel and its own size says nothing. A sum of n terms rounds about sqrt(n) times more
+  on its way, in the dtype that sums are kept in. The float64 result itself is no more exact than that.
 
 A wrong mask, a missing scale or a lost head misses by far more.
 """
@@ -15,18 +16,20 @@ A wrong mask, a missing scale or a lost head misses by far more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from .cases import Contest
 
 __all__ = ["SEED", "Verdict", "error_allowed", "judge", "verdicts"]
 
 SEED = 7  # of torch's generator, before each contestant's judged call
-STEPS_THAT_ROUND = 8
 SMALL = 2.0**-20  # far above the rounding of float64, far below where the result bends
 
 
@@ -52,21 +55,42 @@ def error_allowed(reference: Reference, inputs: Sequence[Tensor], terms: int) ->
     """
     dtype = inputs[0].dtype
     exact = [tensor.double() for tensor in inputs]
-    generator = torch.Generator().manual_seed(0)
-    moved = [x * (1 + SMALL * (torch.rand(x.shape, generator=generator).round() * 2 - 1)) for x in exact]
-    roundings = _roundings(dtype, terms) + _roundings(torch.float64, terms)
     expected = reference(*exact)
+    moving = _EveryResultMoved()
+    inputs_moved = [moving.move(x) for x in exact]
+    with moving:
+        moved = reference(*inputs_moved)
+    share = _share_rounded(dtype, terms) + _share_rounded(torch.float64, terms)
     allowed = [
-        2 * _largest(plain.double() - value) + roundings * _largest(other - value) / SMALL
-        for value, other, plain in zip(expected, reference(*moved), reference(*inputs), strict=True)
+        2 * _largest(plain.double() - value) + share * _largest(other - value) / SMALL
+        for value, other, plain in zip(expected, moved, reference(*inputs), strict=True)
     ]
     return expected, allowed
 
 
-def _roundings(dtype: torch.dtype, terms: int) -> float:
-    """The relative error that the steps and the longest sum of a computation in `dtype` add up to."""
+class _EveryResultMoved(TorchDispatchMode):
+    """Within it, what an operator computes is moved by the share SMALL, up or down at random; views stay as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def move(self, x: Tensor) -> Tensor:
+        return x * (1 + SMALL * (2 * torch.randint(2, x.shape, generator=self.generator) - 1))
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        if any(returned.alias_info for returned in operator._schema.returns):
+            return result
+        return tree_map_only(Tensor, lambda x: self.move(x) if x.is_floating_point() else x, result)
+
+
+def _share_rounded(dtype: torch.dtype, terms: int) -> float:
+    """The relative error that an operator of a computation in `dtype` makes, its longest sum included."""
     sums = torch.float64 if dtype == torch.float64 else torch.float32
-    return STEPS_THAT_ROUND * unit_roundoff(dtype) + math.sqrt(terms) * unit_roundoff(sums)
+    return unit_roundoff(dtype) + math.sqrt(terms) * unit_roundoff(sums)
 
 
 def judge(results: Sequence[Tensor], expected: Sequence[Tensor], allowed: Sequence[float]) -> Verdict:

@@ -76,19 +76,22 @@ QUICK_LAYERS = LAYERS[:1]
 def modules(quick: bool) -> list[Case]:
     """MultiHeadAttention, a whole layer: projections, attention, output projection, residual and norm."""
     layers = QUICK_LAYERS if quick else LAYERS
-    recipes = [("forward", 1, module_forward), ("forward + backward", 3, module_trained)]
+    recipes = [
+        ("forward", 1, module_forward, lambda layer: max(layer.length, layer.d_model)),
+        ("forward + backward", 3, module_trained, lambda layer: max(layer.batch * layer.length, layer.d_model)),
+    ]
     return [
         Case(
             f"{layer.name}, {name}",
             str(layer),
             dtype,
             layer.work(passes),
-            max(layer.length, layer.d_model),
+            longest_sum(layer),
             partial(make, layer, dtype),
         )
         for dtype in (torch.float32, torch.bfloat16)
         for layer in layers
-        for name, passes, make in recipes
+        for name, passes, make, longest_sum in recipes
     ]
 
 
@@ -135,7 +138,8 @@ def module_forward(layer: Layer, dtype: torch.dtype) -> Contest:
 
 def module_trained(layer: Layer, dtype: torch.dtype) -> Contest:
     three = twins(layer, dtype)
-    x, (grad_output,) = three.inputs[0], random_inputs(dtype, three.inputs[0].shape)
+    x = three.inputs[0]
+    _, grad_output = random_inputs(dtype, x.shape, x.shape)
 
     def run(module: nn.Module, leaf: Tensor, wanted: list[Tensor]) -> Results:
         output = module(leaf, leaf, leaf)[0]
