@@ -69,7 +69,7 @@ def error_allowed(reference: Reference, inputs: Sequence[Tensor], terms: int) ->
 
 
 class _EveryResultMoved(TorchDispatchMode):
-    """Within it, what an operator computes is moved by the share SMALL, up or down at random; views stay as they are."""
+    """Within it, what operators compute is moved by the share SMALL, up or down at random; views stay as they are."""
 
     def __init__(self) -> None:
         super().__init__()
