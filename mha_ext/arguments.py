@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from . import rules_steps
+from .ops import FLOAT_DTYPES
 from .reference import POSITION_LIMIT, UNBOUNDED
 
-FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _DTYPE_TEXT = "float64, float32, bfloat16 or float16"
 _INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MASK_DTYPES = (torch.bool, *_INT_DTYPES, torch.uint16, torch.uint32, torch.uint64, *FLOAT_DTYPES)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import arguments as args
-from . import ops, rules_fused, rules_steps
+from . import rules_fused, rules_steps
 from .arguments import SoftmaxOptions, without_heads
 from .autograd import needs_full
 from .reference import UNBOUNDED
@@ -114,6 +114,7 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     """Dtypes, devices and sizes that go together."""
     args.check_pair("key", key, "query", query)
     args.check_pair("value", value, "query", query)
+    args.check_size("key", key, -1, query.shape[-1], "the head size of query")
     args.check_size("value", value, -2, key.shape[-2], "the number of keys")
     if query.dim() > 3:
         args.check_heads("key", key, "query", query, enable_gqa)
@@ -122,7 +123,7 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         args.check_flag("enable_gqa", enable_gqa)
 
 
-def plain_attention(
+def direct_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -130,24 +131,59 @@ def plain_attention(
     scale: float | None,
     enable_gqa: bool,
     need_weights: bool,
+    options: SoftmaxOptions | None = None,
+    dropout: object = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """A call without further options, past all checks: the operator makes its own, in a tenth of their time, and for
-    small inputs that is most of the call. None: it is not for this shortcut, or the operator refuses it;
-    :func:`attention` then does it, or says what is wrong in the user's words."""
+    """A call past the checks of its tensors: the operator makes its own, in a tenth of their time, and for small inputs
+    that is most of the call. ``options`` are None where there is none but ``is_causal``. Returns None where the call is
+    not for this shortcut, or the operator refuses it: :func:`attention` then does it, or says what is wrong in the
+    user's words."""
     if torch.compiler.is_compiling() or needs_full() or torch.is_autocast_enabled("cpu"):
         return None
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return None
+    if type(enable_gqa) is not bool:
+        return None
+    if type(dropout) is float and dropout == 0.0:
+        dropout = None
     try:
-        if query.dim() < 4 or key.dim() < 4 or not (enable_gqa or key.size(-3) == query.size(-3)):
+        dims = query.dim()
+        if not 1 < dims == key.dim() == value.dim():
             return None
-        right = 0 if is_causal else UNBOUNDED
+        if dims < 4:
+            query, key, value = args.with_heads(query), args.with_heads(key), args.with_heads(value)
+        if not enable_gqa and key.size(-3) != query.size(-3):
+            return None
         number = args.scale_or_default(scale, query.size(-1))
-        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-            return rules_fused.FusedAttention.apply(query, key, value, number, -math.inf, right, need_weights)
-        return ops.fused_attention_eager(query, key, value, number, -math.inf, right, need_weights, False)[:2]
+        mask_value, right, rest = -math.inf, 0 if is_causal else UNBOUNDED, ()
+        if options is not None or dropout is not None:
+            p = _probability_or_callable(dropout, generator)
+            if callable(p):
+                return None
+            if p:  # nothing must be drawn for a call that fails
+                _check_inputs(query, key, value, enable_gqa)
+                if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+                    return None
+            options = options or SoftmaxOptions(is_causal=is_causal)
+            of = args.softmax_arguments(options, (*query.shape[:-1], key.size(-2)), dims, query)
+            mask_value, right = of.mask_value, of.visibility.window_right
+            rest = _operator_options(of, _draw_seed(query.device, generator) if p else None, p)
+        output, weights = rules_fused.fused_attention(query, key, value, number, mask_value, right, need_weights, *rest)
     except (TypeError, ValueError, NotImplementedError):
         return None
+    if dims < 4:
+        output, weights = without_heads(output, dims), None if weights is None else without_heads(weights, dims)
+    return output, weights
+
+
+def _operator_options(of: args.SoftmaxArguments, seed: Tensor | None, p: float) -> tuple[Any, ...]:
+    """The further arguments of fused attention, from ``bias`` to ``p``."""
+    seen = of.visibility
+    return (
+        of.bias, of.sinks, seen.mask, seen.key_lengths, seen.causal_offsets, seed,
+        seen.window_left, seen.causal_offset, of.softcap, p,
+    )  # fmt: skip
 
 
 def attention(
@@ -167,7 +203,6 @@ def attention(
     query, key, value, bias, sinks = _autocast(query, key, value, options.bias, options.sinks)
     _check_inputs(query, key, value, enable_gqa)
     drop = _probability_or_callable(dropout, generator)
-    args.check_size("key", key, -1, query.shape[-1], "the head size of query")
     dims = query.dim()
     q, k = args.expand_together(("query", "key"), (args.with_heads(query), args.with_heads(key)))
     scale = args.scale_or_default(scale, query.shape[-1])
@@ -178,9 +213,8 @@ def attention(
 
     p = 0.0 if callable(drop) else drop
     seed = _draw_seed(query.device, generator) if p else None
-    mask, key_lengths, causal_offsets, left, right, offset = of.visibility
-    first: tuple[Any, ...] = (scale, of.mask_value, right)
-    rest: tuple[Any, ...] = (of.bias, of.sinks, mask, key_lengths, causal_offsets, seed, left, offset, of.softcap, p)
+    first: tuple[Any, ...] = (scale, of.mask_value, of.visibility.window_right)
+    rest = _operator_options(of, seed, p)
     # The value's entries may share weights (and their dropout) that query and key have fewer of.
     shared = together[0].shape != q.shape and (need_weights or p > 0)
     weights: Tensor | None

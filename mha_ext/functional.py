@@ -203,16 +203,20 @@ def attention(
     Source: Vaswani et al., "Attention Is All You Need", 2017, https://arxiv.org/abs/1706.03762
     """
     args.check_flag("need_weights", need_weights)
-    if (
-        mask is None and (dropout is None or (type(dropout) is float and dropout == 0.0)) and bias is None
-        and window is None and causal_offset is None and key_lengths is None and softcap is None and sinks is None
-        and generator is None and type(mask_value) is float and mask_value == NEG_INF
-        and type(is_causal) is type(enable_gqa) is bool
-    ):  # fmt: skip
-        results = composition.plain_attention(query, key, value, is_causal, scale, enable_gqa, need_weights)
-        if results is not None:
-            return results
-    options = SoftmaxOptions(mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value)
+    without_options = (
+        mask is None and bias is None and window is None and causal_offset is None and key_lengths is None
+        and softcap is None and sinks is None and generator is None
+        and type(mask_value) is float and mask_value == NEG_INF and type(is_causal) is bool
+    )  # fmt: skip
+    options = None
+    if not without_options:
+        options = SoftmaxOptions(mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value)
+    results = composition.direct_attention(
+        query, key, value, is_causal, scale, enable_gqa, need_weights, options, dropout, generator
+    )
+    if results is not None:
+        return results
+    options = options or SoftmaxOptions(is_causal=is_causal)
     return composition.attention(query, key, value, options, dropout, scale, enable_gqa, need_weights, generator)
 
 
@@ -254,15 +258,13 @@ def scaled_dot_product_attention(
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
     """
-    is_flags = type(is_causal) is type(enable_gqa) is bool
-    if is_flags and attn_mask is None and type(dropout_p) is float and dropout_p == 0.0:
-        results = composition.plain_attention(query, key, value, is_causal, scale, enable_gqa, False)
+    dropout = args.probability("dropout_p", dropout_p)
+    options = None if attn_mask is None else _with_attn_mask(attn_mask, is_causal, query)
+    if type(is_causal) is bool:
+        results = composition.direct_attention(query, key, value, is_causal, scale, enable_gqa, False, options, dropout)
         if results is not None:
             return results[0]
-    dropout = args.probability("dropout_p", dropout_p)
-    options = SoftmaxOptions(is_causal=is_causal, mask_name="attn_mask", bias_name="attn_mask")
-    if attn_mask is not None:
-        options = _with_attn_mask(options, attn_mask, query)
+    options = options or SoftmaxOptions(is_causal=is_causal)
     if isinstance(scale, Tensor):
         scale = _as_number(scale)
     tensors = (query, key, value)
@@ -280,8 +282,9 @@ def _as_number(scale: Tensor) -> float:
     return float(scale)
 
 
-def _with_attn_mask(options: SoftmaxOptions, attn_mask: Tensor, query: Tensor) -> SoftmaxOptions:
+def _with_attn_mask(attn_mask: Tensor, is_causal: bool, query: Tensor) -> SoftmaxOptions:
     """torch's ``attn_mask`` is a keep-mask when bool; in float32 or the query's dtype it is added to the scores."""
+    options = SoftmaxOptions(is_causal=is_causal, mask_name="attn_mask", bias_name="attn_mask")
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a torch.Tensor, got {type(attn_mask).__name__}")
     if attn_mask.dtype == torch.bool:

@@ -31,6 +31,9 @@ fused_attention_eager, fused_attention_backward_eager = (
 )
 
 
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Type in which sums over elements of ``dtype`` are kept: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -121,6 +124,8 @@ def _check_attention(query: Tensor, key: Tensor, value: Tensor) -> None:
             condition, lambda: f"mha_ext: {name} of shape {tuple(x.shape)} does not fit query {tuple(query.shape)}"
         )
 
+    if query.dtype not in FLOAT_DTYPES:
+        raise ValueError(f"mha_ext: query must be float64, float32, bfloat16 or float16, got {query.dtype}")
     for name, x in (("key", key), ("value", value)):
         if x.dtype != query.dtype:
             raise ValueError(f"mha_ext: {name} must have dtype {query.dtype} as query, got {x.dtype}")

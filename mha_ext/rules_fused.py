@@ -76,18 +76,16 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Output and weights. ``options`` are the further arguments of :func:`by_steps`, up to ``p``."""
     if torch.is_grad_enabled() and (
-        query.requires_grad or key.requires_grad or value.requires_grad or _requires_grad(options[:2])
+        query.requires_grad or key.requires_grad or value.requires_grad or (options and _requires_grad(*options[:2]))
     ):
         args = (query, key, value, scale, mask_value, window_right, need_weights, *options)
         return FusedAttention.apply(*distinct_while_compiling(args))
-    output, weights, _, _ = ops.fused_attention(
-        query, key, value, scale, mask_value, window_right, need_weights, False, *options
-    )
-    return output, weights
+    call = ops.fused_attention if torch.compiler.is_compiling() else ops.fused_attention_eager
+    return call(query, key, value, scale, mask_value, window_right, need_weights, False, *options)[:2]
 
 
-def _requires_grad(bias_and_sinks: tuple[Tensor | None, ...]) -> bool:
-    return any(x is not None and x.requires_grad for x in bias_and_sinks)
+def _requires_grad(bias: Tensor | None, sinks: Tensor | None) -> bool:
+    return (bias is not None and bias.requires_grad) or (sinks is not None and sinks.requires_grad)
 
 
 class FusedAttention(torch.autograd.Function):

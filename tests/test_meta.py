@@ -131,3 +131,11 @@ def test_errors(key, value, error, enable_gqa):
         mha_ext.attention(query, key, value, enable_gqa=enable_gqa)
     with pytest.raises(ValueError, match="mha_ext: "):
         torch.ops.mha_ext.fused_attention(query, key, value, 1.0, -torch.inf, 2**63 - 1, False, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.float8_e5m2], ids=str)
+def test_unsupported_dtypes_of_all(dtype):
+    x = meta(2, 2, 5, 8, dtype=dtype)
+    for function in (mha_ext.attention, mha_ext.scaled_dot_product_attention):
+        with pytest.raises(TypeError, match=f"^query must be float64, float32, bfloat16 or float16, got {dtype}$"):
+            function(x, x, x)
