@@ -24,7 +24,13 @@ __all__ = ["SUITES", "listed"]
 # glibc takes large blocks from the system one by one and gives them back when freed, so that each result lies in fresh
 # pages, which the system first has to clear. With these it keeps what it has.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**28)}
-AVX2 = {"MHA_EXT_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2"}
+# ATen, MKL and oneDNN each choose for themselves: without the last two, torch would multiply with AVX-512.
+AVX2 = {
+    "MHA_EXT_ISA": "avx2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
 
 
 def _on_avx2(quick: bool) -> list[Case]:

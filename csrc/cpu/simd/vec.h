@@ -86,20 +86,25 @@ MHA_INLINE VecMask<T> widen_integers(const Small* p) {
   else return int64_from(p);
 }
 
+// The lanes of a register, brought together in a tree of halves: the order is fixed, and the error of a sum small.
+template <class T, int N>
+struct Lanes {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+template <class T, int N, class Both>
+MHA_INLINE T across_lanes(typename Lanes<T, N>::type v, const Both& both) {
+  if constexpr (N == 2) return both(v[0], v[1]);
+  else {
+    typename Lanes<T, N / 2>::type half[2];
+    std::memcpy(half, &v, sizeof v);
+    return across_lanes<T, N / 2>(both(half[0], half[1]), both);
+  }
+}
 template <class T>
 MHA_INLINE T lane_sum(Vec<T> v) {
-  T lanes[kLanes<T>];
-  store<T>(lanes, v);
-  for (int width = kLanes<T> / 2; width > 0; width /= 2)  // a tree, so that the order is fixed and the error small
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  return across_lanes<T, kLanes<T>>(v, [](auto a, auto b) { return a + b; });
 }
-
 template <class T>
 MHA_INLINE T lane_max(Vec<T> v) {
-  T lanes[kLanes<T>];
-  store<T>(lanes, v);
-  for (int width = kLanes<T> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+  return across_lanes<T, kLanes<T>>(v, [](auto a, auto b) { return a > b ? a : b; });
 }
