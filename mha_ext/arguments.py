@@ -96,6 +96,9 @@ def without_heads(x: Tensor, dims: int) -> Tensor:
 
 def expand_together(names: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Batch dimensions (all before the heads) broadcast against each other, as views."""
+    first = tensors[0].shape
+    if all(x.shape == first for x in tensors):
+        return list(tensors)
     batches = [x.shape[:-3] for x in tensors]
     if all(batch == batches[0] for batch in batches):
         return list(tensors)
@@ -128,6 +131,19 @@ def same_heads(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3) for x in (key, value)
     )
     return key, value
+
+
+def heads_together(*tensors: Tensor, enable_gqa: bool) -> tuple[Tensor, ...]:
+    """Missing leading dimensions and, without ``enable_gqa``, a head dimension of 1 broadcast, as in torch's matmul;
+    views."""
+    dims = max(x.dim() for x in tensors)
+    if any(x.dim() < 2 for x in tensors):
+        return tensors
+    tensors = tuple(x[(None,) * (dims - x.dim())] for x in tensors)
+    if dims < 4 or enable_gqa:
+        return tensors
+    heads = max(x.shape[-3] for x in tensors)
+    return tuple(x.expand(*x.shape[:-3], heads, *x.shape[-2:]) if x.shape[-3] == 1 else x for x in tensors)
 
 
 def real_number(name: str, x: object) -> float:
@@ -180,6 +196,11 @@ def probability(name: str, p: object) -> float:
     return number
 
 
+def _broadcasts(own_shape: Sequence[int], shape: Sequence[int]) -> bool:
+    # Not `own in (1, size)`, which Dynamo answers with False where sizes are symbolic.
+    return all(own == 1 or own == size for own, size in zip(own_shape, shape, strict=True))
+
+
 def broadcastable(name: str, x: Tensor, shape: Sequence[int], input_dims: int) -> Tensor:
     """``x`` (mask or bias) as a view with all dimensions of ``shape``, each equal to it or 1.
 
@@ -190,7 +211,7 @@ def broadcastable(name: str, x: Tensor, shape: Sequence[int], input_dims: int) -
         raise ValueError(f"{name} must have at most {input_dims} dimensions like the inputs, got {tuple(x.shape)}")
     full = x.unsqueeze(1) if input_dims == 3 and x.dim() == 3 else x
     full = full[(None,) * (len(shape) - full.dim())]
-    if all(own in (1, size) for own, size in zip(full.shape, shape, strict=True)):
+    if _broadcasts(full.shape, shape):
         return full
     expected = shape if input_dims > 3 else (*shape[:-3], *shape[-2:])[-input_dims:]
     hint = ""
@@ -228,7 +249,7 @@ def per_batch(name: str, x: object, batch: Sequence[int], like: Tensor) -> Tenso
         raise TypeError(f"{name} must be an int tensor (int64, int32, int16, int8 or uint8), got {x.dtype}")
     check_device(name, x, "the inputs", like)
     full = x[(None,) * (len(batch) - x.dim())] if x.dim() <= len(batch) else x
-    if full.dim() != len(batch) or any(own not in (1, size) for own, size in zip(full.shape, batch, strict=True)):
+    if full.dim() != len(batch) or not _broadcasts(full.shape, batch):
         raise ValueError(f"{name} must have one entry per batch entry, shape {tuple(batch)}, got {tuple(x.shape)}")
     return full.to(torch.int64).clamp(-POSITION_LIMIT, POSITION_LIMIT).unsqueeze(-1)
 
@@ -248,6 +269,10 @@ class SoftmaxOptions(NamedTuple):
     like_name: str = "query"
     mask_name: str = "mask"
     bias_name: str = "bias"
+
+
+# Of by far the most calls. They are known by identity, and skip what options take.
+PLAIN, CAUSAL = SoftmaxOptions(), SoftmaxOptions(is_causal=True)
 
 
 class Visibility(NamedTuple):

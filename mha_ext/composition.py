@@ -15,6 +15,7 @@ from . import arguments as args
 from . import rules_fused, rules_steps
 from .arguments import SoftmaxOptions, without_heads
 from .autograd import needs_full
+from .ops import FLOAT_DTYPES
 from .reference import UNBOUNDED
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")  # torch raises when asked about others, such as meta
@@ -123,7 +124,27 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         args.check_flag("enable_gqa", enable_gqa)
 
 
-def direct_attention(
+def _fit_as_they_are(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether all of :func:`_check_inputs` holds and nothing needs a cast or an expansion: what most calls are, told in
+    a tenth of the time, which for small inputs is most of the call."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    for x in (query, key, value):
+        if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested or not x.is_cpu:
+            return False
+    if not query.dtype == key.dtype == value.dtype or query.dtype not in FLOAT_DTYPES or type(enable_gqa) is not bool:
+        return False
+    q, k, v = query.shape, key.shape, value.shape
+    if q == k == v:
+        return len(q) > 1
+    if not 1 < len(q) == len(k) == len(v) or q[-1] != k[-1] or k[-2] != v[-2]:
+        return False
+    if enable_gqa and len(q) > 3:
+        return q[:-3] == k[:-3] == v[:-3] and k[-3] == v[-3] > 0 and q[-3] % k[-3] == 0
+    return q[:-2] == k[:-2] == v[:-2]
+
+
+def _plain_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -131,59 +152,36 @@ def direct_attention(
     scale: float | None,
     enable_gqa: bool,
     need_weights: bool,
-    options: SoftmaxOptions | None = None,
-    dropout: object = None,
-    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """A call past the checks of its tensors: the operator makes its own, in a tenth of their time, and for small inputs
-    that is most of the call. ``options`` are None where there is none but ``is_causal``. Returns None where the call is
-    not for this shortcut, or the operator refuses it: :func:`attention` then does it, or says what is wrong in the
-    user's words."""
+    """A call without further options, straight to the operator, which makes its own checks in no time. None: it needs
+    more than that. What it raises is not in the user's words."""
     if torch.compiler.is_compiling() or needs_full() or torch.is_autocast_enabled("cpu"):
         return None
-    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+    if query.dim() < 4 or not (enable_gqa is True or (enable_gqa is False and key.size(-3) == query.size(-3))):
         return None
-    if type(enable_gqa) is not bool:
-        return None
-    if type(dropout) is float and dropout == 0.0:
-        dropout = None
-    try:
-        dims = query.dim()
-        if not 1 < dims == key.dim() == value.dim():
-            return None
-        if dims < 4:
-            query, key, value = args.with_heads(query), args.with_heads(key), args.with_heads(value)
-        if not enable_gqa and key.size(-3) != query.size(-3):
-            return None
-        number = args.scale_or_default(scale, query.size(-1))
-        mask_value, right, rest = -math.inf, 0 if is_causal else UNBOUNDED, ()
-        if options is not None or dropout is not None:
-            p = _probability_or_callable(dropout, generator)
-            if callable(p):
-                return None
-            if p:  # nothing must be drawn for a call that fails
-                _check_inputs(query, key, value, enable_gqa)
-                if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
-                    return None
-            options = options or SoftmaxOptions(is_causal=is_causal)
-            of = args.softmax_arguments(options, (*query.shape[:-1], key.size(-2)), dims, query)
-            mask_value, right = of.mask_value, of.visibility.window_right
-            rest = _operator_options(of, _draw_seed(query.device, generator) if p else None, p)
-        output, weights = rules_fused.fused_attention(query, key, value, number, mask_value, right, need_weights, *rest)
-    except (TypeError, ValueError, NotImplementedError):
-        return None
-    if dims < 4:
-        output, weights = without_heads(output, dims), None if weights is None else without_heads(weights, dims)
-    return output, weights
+    number = args.scale_or_default(scale, query.size(-1))
+    right = 0 if is_causal else UNBOUNDED
+    return rules_fused.fused_attention(query, key, value, number, -math.inf, right, need_weights)
 
 
-def _operator_options(of: args.SoftmaxArguments, seed: Tensor | None, p: float) -> tuple[Any, ...]:
-    """The further arguments of fused attention, from ``bias`` to ``p``."""
-    seen = of.visibility
-    return (
-        of.bias, of.sinks, seen.mask, seen.key_lengths, seen.causal_offsets, seed,
-        seen.window_left, seen.causal_offset, of.softcap, p,
-    )  # fmt: skip
+_Inputs = tuple[tuple[Tensor, Tensor, Tensor], SoftmaxOptions]
+
+
+def _prepared(
+    query: Tensor, key: Tensor, value: Tensor, options: SoftmaxOptions, enable_gqa: bool, broadcast_heads: bool
+) -> _Inputs:
+    """Query, key and value checked, cast and with all dimensions, and the options with what they need of it. The batch
+    dimensions of query and key are expanded together, the value's are as they came."""
+    if _fit_as_they_are(query, key, value, enable_gqa):
+        return (args.with_heads(query), args.with_heads(key), args.with_heads(value)), options
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        args.check_float_tensor(name, x)
+    if broadcast_heads:
+        query, key, value = args.heads_together(query, key, value, enable_gqa=enable_gqa)
+    query, key, value, bias, sinks = _autocast(query, key, value, options.bias, options.sinks)
+    _check_inputs(query, key, value, enable_gqa)
+    q, k = args.expand_together(("query", "key"), (args.with_heads(query), args.with_heads(key)))
+    return (q, *args.same_heads(k, args.with_heads(value))), options._replace(bias=bias, sinks=sinks)
 
 
 def attention(
@@ -196,33 +194,47 @@ def attention(
     enable_gqa: bool,
     need_weights: bool,
     generator: torch.Generator | None = None,
+    broadcast_heads: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Output and weights (None unless needed); see :func:`mha_ext.attention`."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        args.check_float_tensor(name, x)
-    query, key, value, bias, sinks = _autocast(query, key, value, options.bias, options.sinks)
-    _check_inputs(query, key, value, enable_gqa)
-    drop = _probability_or_callable(dropout, generator)
-    dims = query.dim()
-    q, k = args.expand_together(("query", "key"), (args.with_heads(query), args.with_heads(key)))
-    scale = args.scale_or_default(scale, query.shape[-1])
-    shape = (*q.shape[:-1], k.shape[-2])
-    of = args.softmax_arguments(options._replace(bias=bias, sinks=sinks), shape, dims, query)
-    k, v = args.same_heads(k, args.with_heads(value))
-    together = args.expand_together(("query", "key", "value"), (q, k, v))
+    """Output and weights (None unless needed); see :func:`mha_ext.attention`. ``broadcast_heads``: missing leading
+    dimensions and a head dimension of 1 broadcast, as in torch."""
+    without_options = options is args.PLAIN or options is args.CAUSAL
+    if without_options and generator is None and (dropout is None or (type(dropout) is float and dropout == 0.0)):
+        try:
+            results = _plain_attention(query, key, value, options.is_causal, scale, enable_gqa, need_weights)
+            if results is not None:
+                return results
+        except Exception:
+            if _fit_as_they_are(query, key, value, enable_gqa):
+                raise  # there is nothing to say against the inputs
 
+    (q, k, v), options = _prepared(query, key, value, options, enable_gqa, broadcast_heads)
+    dims = max(x.dim() for x in (query, key, value)) if broadcast_heads else query.dim()
+    drop = _probability_or_callable(dropout, generator)
     p = 0.0 if callable(drop) else drop
-    seed = _draw_seed(query.device, generator) if p else None
-    first: tuple[Any, ...] = (scale, of.mask_value, of.visibility.window_right)
-    rest = _operator_options(of, seed, p)
+    number = args.scale_or_default(scale, q.size(-1))
+    of = args.softmax_arguments(options, (*q.shape[:-1], k.size(-2)), dims, q)
+    expanded = args.expand_together(("query", "key", "value"), (q, k, v))
+    seed = _draw_seed(q.device, generator) if p else None
+    first: tuple[Any, ...] = (number, of.mask_value, of.visibility.window_right)
+    rest = _further_arguments(of, seed, p)
     # The value's entries may share weights (and their dropout) that query and key have fewer of.
-    shared = together[0].shape != q.shape and (need_weights or p > 0)
+    shared = expanded[0].shape != q.shape and (need_weights or p > 0)
     weights: Tensor | None
     if callable(drop) or shared or needs_full():
         drop_step = _checked(drop, dims) if callable(drop) else None
-        output, weights = rules_fused.by_steps(q, k, together[2], *first, *rest, drop=drop_step)
+        output, weights = rules_fused.by_steps(q, k, expanded[2], *first, *rest, drop=drop_step)
     else:
-        q, k, v = together
+        q, k, v = expanded
         output, weights = rules_fused.fused_attention(q, k, v, *first, need_weights, *rest)
     weights = None if weights is None or not need_weights else without_heads(weights, dims)
     return without_heads(output, dims), weights
+
+
+def _further_arguments(of: args.SoftmaxArguments, seed: Tensor | None, p: float) -> tuple[Any, ...]:
+    """Those of fused attention that have a default, from ``bias`` to ``p``."""
+    seen = of.visibility
+    return (
+        of.bias, of.sinks, seen.mask, seen.key_lengths, seen.causal_offsets, seed,
+        seen.window_left, seen.causal_offset, of.softcap, p,
+    )  # fmt: skip

@@ -203,20 +203,14 @@ def attention(
     Source: Vaswani et al., "Attention Is All You Need", 2017, https://arxiv.org/abs/1706.03762
     """
     args.check_flag("need_weights", need_weights)
-    without_options = (
+    if (
         mask is None and bias is None and window is None and causal_offset is None and key_lengths is None
-        and softcap is None and sinks is None and generator is None
-        and type(mask_value) is float and mask_value == NEG_INF and type(is_causal) is bool
-    )  # fmt: skip
-    options = None
-    if not without_options:
+        and softcap is None and sinks is None and type(is_causal) is bool
+        and type(mask_value) is float and mask_value == NEG_INF
+    ):  # fmt: skip
+        options = args.CAUSAL if is_causal else args.PLAIN
+    else:
         options = SoftmaxOptions(mask, bias, is_causal, window, causal_offset, key_lengths, softcap, sinks, mask_value)
-    results = composition.direct_attention(
-        query, key, value, is_causal, scale, enable_gqa, need_weights, options, dropout, generator
-    )
-    if results is not None:
-        return results
-    options = options or SoftmaxOptions(is_causal=is_causal)
     return composition.attention(query, key, value, options, dropout, scale, enable_gqa, need_weights, generator)
 
 
@@ -258,21 +252,16 @@ def scaled_dot_product_attention(
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
     """
+    if enable_gqa and all(isinstance(x, Tensor) and x.dim() == 3 for x in (query, key, value)):
+        q, k, v = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)  # (H, L, D); mha_ext.attention: (B, L, D)
+        return scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale, True).squeeze(0)
     dropout = args.probability("dropout_p", dropout_p)
-    options = None if attn_mask is None else _with_attn_mask(attn_mask, is_causal, query)
-    if type(is_causal) is bool:
-        results = composition.direct_attention(query, key, value, is_causal, scale, enable_gqa, False, options, dropout)
-        if results is not None:
-            return results[0]
-    options = options or SoftmaxOptions(is_causal=is_causal)
+    options = _options(attn_mask, is_causal, query)
     if isinstance(scale, Tensor):
         scale = _as_number(scale)
-    tensors = (query, key, value)
-    if enable_gqa and all(isinstance(x, Tensor) and x.dim() == 3 for x in tensors):  # (H, L, D), not (B, L, D)
-        query, key, value = (x.unsqueeze(0) for x in tensors)
-        return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, True).squeeze(0)
-    query, key, value = _heads_together(query, key, value, enable_gqa=enable_gqa)
-    output, _ = composition.attention(query, key, value, options, dropout, scale, enable_gqa, need_weights=False)
+    output, _ = composition.attention(
+        query, key, value, options, dropout, scale, enable_gqa, need_weights=False, broadcast_heads=True
+    )
     return output
 
 
@@ -282,9 +271,13 @@ def _as_number(scale: Tensor) -> float:
     return float(scale)
 
 
-def _with_attn_mask(attn_mask: Tensor, is_causal: bool, query: Tensor) -> SoftmaxOptions:
+def _options(attn_mask: Tensor | None, is_causal: bool, query: Tensor) -> SoftmaxOptions:
     """torch's ``attn_mask`` is a keep-mask when bool; in float32 or the query's dtype it is added to the scores."""
+    if attn_mask is None and type(is_causal) is bool:
+        return args.CAUSAL if is_causal else args.PLAIN
     options = SoftmaxOptions(is_causal=is_causal, mask_name="attn_mask", bias_name="attn_mask")
+    if attn_mask is None:
+        return options
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a torch.Tensor, got {type(attn_mask).__name__}")
     if attn_mask.dtype == torch.bool:
@@ -295,16 +288,3 @@ def _with_attn_mask(attn_mask: Tensor, is_causal: bool, query: Tensor) -> Softma
     if attn_mask.dtype == torch.float32 and half_query:
         attn_mask = attn_mask.to(query.dtype)
     return options._replace(bias=attn_mask)
-
-
-def _heads_together(*tensors: Tensor, enable_gqa: bool) -> tuple[Tensor, ...]:
-    """Missing leading dimensions and, without ``enable_gqa``, a head dimension of 1 broadcast, as in torch's matmul;
-    views."""
-    if not all(isinstance(x, Tensor) and x.dim() >= 2 for x in tensors):
-        return tensors
-    dims = max(x.dim() for x in tensors)
-    tensors = tuple(x[(None,) * (dims - x.dim())] for x in tensors)
-    if dims < 4 or enable_gqa:
-        return tensors
-    heads = max(x.shape[-3] for x in tensors)
-    return tuple(x.expand(*x.shape[:-3], heads, *x.shape[-2:]) if x.shape[-3] == 1 else x for x in tensors)

@@ -44,10 +44,15 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _check_devices(*tensors: object) -> None:
     """One meta tensor among the arguments brings the whole call here: without this, its result would be made of
-    whatever lies in fresh memory."""
-    devices = {x.device for x in tensors if isinstance(x, Tensor)}
+    whatever lies in fresh memory. Fake tensors come from any device and in any layout."""
+    given = [x for x in tensors if isinstance(x, Tensor)]
+    devices = {x.device for x in given}
     if len(devices) > 1:
         raise ValueError(f"mha_ext: all tensors must be on one device, got {', '.join(sorted(map(str, devices)))}")
+    if given[0].device.type not in ("cpu", "meta"):
+        raise NotImplementedError(f"mha_ext has kernels for cpu only, got tensors on {given[0].device}")
+    if any(x.layout != torch.strided for x in given):
+        raise NotImplementedError("mha_ext: all tensors must be dense (strided)")
 
 
 @torch.library.register_fake("mha_ext::attention_scores")

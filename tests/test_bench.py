@@ -402,3 +402,10 @@ def test_a_table_shows_each_figure_and_no_empty_column() -> None:
 def test_a_table_of_memory() -> None:
     *_, table = result_tables(small_run())
     assert row_of("dropout", table) == ["dropout", "1,1,64,64", "f32", "1.0", "MiB", "4.0", "MiB"]
+
+
+def test_an_exact_result_of_an_exact_formula_passes() -> None:
+    expected, allowed = oracle.error_allowed(lambda x: (x * 0,), (torch.ones(3),), terms=1)
+    assert allowed == [0.0]
+    assert oracle.judge((torch.zeros(3),), expected, allowed).passed
+    assert not oracle.judge((torch.ones(3),), expected, allowed).passed

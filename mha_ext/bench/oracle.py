@@ -6,9 +6,9 @@ What a right result may differ by is computed from the case itself, in two parts
   flash-attention's tests, https://github.com/Dao-AILab/flash-attention);
 - a floor, for where plain PyTorch happens to be exact. It is found by Monte Carlo arithmetic (Parker, "Monte Carlo
   Arithmetic", 1997): the formula is evaluated in float64 once more, with the inputs and the result of every operator
-  moved by a tiny share, up or down at random. How far that moves the end result is what roundings of that share may do,
-  also where the terms of a sum cancel and its own size says nothing. A sum of n terms rounds about sqrt(n) times more
-  on its way, in the dtype that sums are kept in. The float64 result itself is no more exact than that.
+  moved by a tiny share at random, as rounding does. How far that moves the end result is what roundings of that share
+  may do, also where the terms of a sum cancel and its own size says nothing. A sum of n terms rounds about sqrt(n)
+  times more on its way, in the dtype that sums are kept in. The float64 result itself is no more exact than that.
 
 A wrong mask, a missing scale or a lost head misses by far more.
 """
@@ -44,6 +44,13 @@ class Verdict:
     def passed(self) -> bool:
         return self.error <= self.allowed  # False for NaN
 
+    @property
+    def share(self) -> float:
+        """Of what is allowed: above 1 is wrong."""
+        if math.isnan(self.error) or self.allowed == 0:
+            return 0.0 if self.error == 0 else math.inf
+        return self.error / self.allowed
+
 
 Reference = Callable[..., tuple[Tensor, ...]]
 
@@ -69,14 +76,15 @@ def error_allowed(reference: Reference, inputs: Sequence[Tensor], terms: int) ->
 
 
 class _EveryResultMoved(TorchDispatchMode):
-    """Within it, what operators compute is moved by the share SMALL, up or down at random; views stay as they are."""
+    """Within it, what operators compute is moved by up to the share SMALL at random. Views and what is written in place
+    stay as they are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(0)
 
     def move(self, x: Tensor) -> Tensor:
-        return x * (1 + SMALL * (2 * torch.randint(2, x.shape, generator=self.generator) - 1))
+        return x * (1 + SMALL * torch.empty_like(x).uniform_(-1, 1, generator=self.generator))
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,7 +108,7 @@ def judge(results: Sequence[Tensor], expected: Sequence[Tensor], allowed: Sequen
         if result.shape != value.shape:
             raise ValueError(f"the result has shape {tuple(result.shape)}, the reference {tuple(value.shape)}")
         verdicts.append(Verdict(_largest(result.double() - value), limit))
-    return max(verdicts, key=lambda verdict: math.inf if math.isnan(verdict.error) else verdict.error / verdict.allowed)
+    return max(verdicts, key=lambda verdict: verdict.share)
 
 
 def verdicts(contest: Contest, terms: int) -> dict[str, Verdict]:

@@ -107,13 +107,13 @@ MHA_INLINE void read_transposed(Reader&& row, const QueryPanel& panel, int v, in
 
 // rows[lane][W], of which each lane's query gets the first `size`.
 template <class T, class Acc>
-__attribute__((noinline)) void write_some(const MatrixWriter<T>& output, int64_t query, int64_t d, int lanes, int size,
+__attribute__((noinline)) void write_edge(const MatrixWriter<T>& output, int64_t query, int64_t d, int lanes, int size,
                                           const Acc* rows) {
   for (int i = 0; i < lanes; ++i) output.row(query + i).write(d, size, load<Acc>(rows + i * kLanes<Acc>));
 }
 
-// The reverse, for results: W elements of the head for one register of queries each, times `factor`. Returns whether
-// all are finite. Every loop over `r` is unrolled: one variable index would put all of it into memory.
+// The reverse, for results: `size` elements of the head (1 to W) for one register of queries each, times `factor`.
+// Returns whether all are finite. Every loop over `r` is unrolled: one variable index would put all of it into memory.
 template <class T, class Acc = accumulate_t<T>>
 MHA_INLINE bool write_transposed(const MatrixWriter<T>& output, int64_t query, int64_t d, int lanes, int size,
                                  const Acc* from, int64_t stride, Vec<Acc> factor) {
@@ -125,15 +125,16 @@ MHA_INLINE bool write_transposed(const MatrixWriter<T>& output, int64_t query, i
     probe = mul_add(r[i], Vec<Acc>{}, probe);
   }
   transpose(r);
-  if (lanes == W && size == W && output.col_stride == 1) {
+  if (size == W && output.col_stride == 1) {
     T* out = output.row(query).p + d;
 #pragma GCC unroll 16
-    for (int i = 0; i < W; ++i) store<T>(out + i * output.row_stride, r[i]);
+    for (int i = 0; i < W; ++i)
+      if (i < lanes) store<T>(out + i * output.row_stride, r[i]);
   } else {
     Acc rows[W * W];
 #pragma GCC unroll 16
     for (int i = 0; i < W; ++i) store<Acc>(rows + i * W, r[i]);
-    write_some(output, query, d, lanes, size, rows);
+    write_edge(output, query, d, lanes, size, rows);
   }
   return lane_sum<Acc>(probe) == 0;
 }

@@ -3,7 +3,8 @@
 // (vec_generic.h, vec_avx2.h, vec_avx512.h) comes first: it sets kVectorBytes and supplies the few operations that the
 // extensions cannot express.
 //
-// Included inside a target region and an unnamed namespace: includes nothing, defines nothing with linkage.
+// Included inside a target region and an unnamed namespace: includes nothing (isa/baseline.h has done so), defines
+// nothing with linkage.
 
 template <class T>
 struct VecTypes;
@@ -88,14 +89,14 @@ MHA_INLINE VecMask<T> widen_integers(const Small* p) {
 
 // The lanes of a register, brought together in a tree of halves: the order is fixed, and the error of a sum small.
 template <class T, int N>
-struct Lanes {
+struct VecOf {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
 };
 template <class T, int N, class Both>
-MHA_INLINE T across_lanes(typename Lanes<T, N>::type v, const Both& both) {
+MHA_INLINE T across_lanes(typename VecOf<T, N>::type v, const Both& both) {
   if constexpr (N == 2) return both(v[0], v[1]);
   else {
-    typename Lanes<T, N / 2>::type half[2];
+    typename VecOf<T, N / 2>::type half[2];
     std::memcpy(half, &v, sizeof v);
     return across_lanes<T, N / 2>(both(half[0], half[1]), both);
   }
