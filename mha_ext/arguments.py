@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 
 from . import rules_steps
 from .ops import FLOAT_DTYPES
@@ -36,6 +37,9 @@ def check_float_tensor(name: str, x: object) -> None:
 
 
 def check_dense(name: str, x: Tensor) -> None:
+    if isinstance(x, CausalBias):
+        raise TypeError(f"{name} must be a tensor with values, got a CausalBias: say is_causal=True, and "
+                        "causal_offset='lower_right' where it is one of the lower right")  # fmt: skip
     if x.layout != torch.strided or x.is_nested:
         kind = "nested" if x.is_nested else str(x.layout)
         raise NotImplementedError(f"{name} must be a dense (strided) tensor, got a {kind} one")
@@ -217,6 +221,8 @@ def broadcastable(name: str, x: Tensor, shape: Sequence[int], input_dims: int) -
     hint = ""
     if x.dim() == 3 and len(shape) == 4 and tuple(x.shape) == (shape[0], *shape[2:]):
         hint = f"; for one {name} per batch entry, give it a head dimension: {name}.unsqueeze(1)"
+    elif x.dim() == 2 and len(shape) == 4 and tuple(x.shape) == (shape[0], shape[-1]):
+        hint = f"; for one {name} over the keys per batch entry: {name}[:, None, None, :], or key_lengths"
     raise ValueError(f"{name} must broadcast to {tuple(expected)}, got shape {tuple(x.shape)}{hint}")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from . import arguments as args
 from . import composition
@@ -78,8 +79,9 @@ def masked_softmax(
         is_causal: query ``i`` sees key ``j`` only if ``j <= i + causal_offset``.
         window: ``(left, right)``: key ``j`` is visible only if ``i + causal_offset - left <= j <= i + causal_offset +
             right``; None = unbounded on that side.
-        causal_offset: an int (default 0: top-left, as torch), an int tensor with one entry per batch entry, or
-            ``"lower_right"``: the number of keys (``key_lengths`` where given) minus Lq, what a key/value cache needs.
+        causal_offset: where ``is_causal`` and ``window`` see the queries, without effect on its own: an int (default
+            0: top-left, as torch), an int tensor with one entry per batch entry, or ``"lower_right"``: the number of
+            keys (``key_lengths`` where given) minus Lq, what a key/value cache needs.
         key_lengths: int tensor, one per batch entry: keys at or past it are hidden.
         softcap: ``softcap · tanh(scores / softcap)`` bounds the scores; positive.
         sinks: ``(H,)``, same dtype: a logit per head that takes part in the denominator only; differentiable.
@@ -173,7 +175,8 @@ def attention(
         bias: added to the scaled scores, broadcasts likewise, same dtype; differentiable.
         is_causal: query ``i`` sees key ``j`` only if ``j <= i + causal_offset``.
         window: ``(left, right)`` bounds on ``j - (i + causal_offset)``, None = unbounded; see :func:`masked_softmax`.
-        causal_offset: an int, an int tensor with one entry per batch entry, or ``"lower_right"``.
+        causal_offset: an int, an int tensor with one entry per batch entry, or ``"lower_right"``: where ``is_causal``
+            and ``window`` see the queries, without effect on its own.
         key_lengths: int tensor, one per batch entry: keys at or past it are hidden.
         scale: default ``1/√D``. Zero and negative are allowed.
         softcap: ``softcap · tanh(scores / softcap)`` bounds the scores; positive.
@@ -232,7 +235,7 @@ def scaled_dot_product_attention(
         value: ``(..., H, Lk, Dv)``.
         attn_mask: bool = keep-mask; floating point (of the query's dtype) = added to the scores. Broadcasts to
             ``(..., H, Lq, Lk)``; float32 goes with a bfloat16 or float16 query too. Unlike torch's, it may be combined
-            with ``is_causal``: both then apply.
+            with ``is_causal``: both then apply. Also a ``torch.nn.attention.bias.CausalBias``.
         dropout_p: probability that a weight is dropped. Applied whenever positive, as torch does: pass 0 in evaluation.
         is_causal: query ``i`` sees key ``j`` only if ``j <= i``.
         scale: default ``1/√D``.
@@ -278,6 +281,13 @@ def _options(attn_mask: Tensor | None, is_causal: bool, query: Tensor) -> Softma
     options = SoftmaxOptions(is_causal=is_causal, mask_name="attn_mask", bias_name="attn_mask")
     if attn_mask is None:
         return options
+    if isinstance(attn_mask, CausalBias):
+        if is_causal:
+            raise ValueError("attn_mask must not be a CausalBias where is_causal is True")
+        lower_right = attn_mask.variant == CausalVariant.LOWER_RIGHT
+        return options._replace(
+            is_causal=True, causal_offset=lower_right * (attn_mask.seq_len_kv - attn_mask.seq_len_q)
+        )
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a torch.Tensor, got {type(attn_mask).__name__}")
     if attn_mask.dtype == torch.bool:

@@ -10,6 +10,7 @@ import torch
 from cases import Case
 from compare import Expected, expected, run
 from tolerances import assert_rounding_only
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as theirs
 
 import mha_ext
@@ -215,3 +216,16 @@ def test_grouped_heads_in_any_number_of_dimensions(query, key):
     q, (k, v) = torch.randn(query), (torch.randn(key) for _ in range(2))
     want = theirs(q, k, v, enable_gqa=True)
     torch.testing.assert_close(mha_ext.scaled_dot_product_attention(q, k, v, enable_gqa=True), want)
+
+
+@pytest.mark.parametrize(
+    "bias", [causal_lower_right(5, 17), causal_upper_left(5, 17)], ids=["lower right", "upper left"]
+)
+def test_causal_bias(bias):
+    query, key = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 17, 8)
+    torch.testing.assert_close(ours(query, key, key, bias), theirs(query, key, key, bias))
+    with pytest.raises(ValueError, match=r"^attn_mask must not be a CausalBias where is_causal is True$"):
+        ours(query, key, key, bias, is_causal=True)
+    for name in ("mask", "bias"):
+        with pytest.raises(TypeError, match=f"^{name} must be a tensor with values, got a CausalBias"):
+            mha_ext.attention(query, key, key, **{name: bias})

@@ -82,9 +82,14 @@ class _EveryResultMoved(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(0)
+        # A prime number, so that no row of a matrix meets them in step. Drawing one for each element takes minutes.
+        self.factors = 1 + SMALL * torch.empty(1_000_003, dtype=torch.float64).uniform_(-1, 1, generator=self.generator)
 
     def move(self, x: Tensor) -> Tensor:
-        return x * (1 + SMALL * torch.empty_like(x).uniform_(-1, 1, generator=self.generator))
+        period = len(self.factors)
+        begin = int(torch.randint(period, (), generator=self.generator))
+        factors = self.factors.repeat(1 + math.ceil(x.numel() / period))[begin : begin + x.numel()]
+        return x * factors.view(x.shape)
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
