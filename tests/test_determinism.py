@@ -33,6 +33,7 @@ CASES = {
     ),
     "one_query": Case(batch=(1,), heads=2, lq=1, lk=2000, d=64),
     "one_bias": Case(batch=(2,), heads=2, lq=100, lk=60, bias="one"),
+    "shared_bias": Case(batch=(3,), heads=4, lq=600, lk=300, bias="heads"),  # several waves
 }
 
 

@@ -125,15 +125,17 @@ def test_gradients_through_output_and_weights(options, through):
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("ones", list(itertools.product((False, True), repeat=4)), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_bias_gradient_of_every_broadcast_shape(ones, dtype):
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_bias_gradient_of_every_broadcast_shape(ones, dtype, softcap):
     """The gradient has the bias's own shape, summed over what is broadcast; grouped heads, softcap and a mask too."""
-    for expected_of_bias in with_biases(dtype, ones):
+    for expected_of_bias in with_biases(dtype, ones, softcap):
         expected_of_bias.check(need_weights=False)
 
 
+# With and without softcap: by a pass of its own, and on the way to the other gradients.
 @functools.cache  # for all levels
-def with_biases(dtype, ones):
-    case = Case(dtype=dtype, batch=(2,), heads=4, kv_heads=2, lq=19, lk=35, d=8, mask="full", softcap=3.0)
+def with_biases(dtype, ones, softcap):
+    case = Case(dtype=dtype, batch=(2,), heads=4, kv_heads=2, lq=19, lk=35, d=8, mask="full", softcap=softcap)
     query, key, value, options = case.build()
     shape = [1 if one else size for one, size in zip(ones, (2, 4, 19, 35), strict=True)]
     bias = case.randn("bias", shape)
@@ -148,6 +150,29 @@ def with_biases(dtype, ones):
 def test_sinks_gradient(dtype, kv_heads):
     case = Case(dtype=dtype, heads=6, kv_heads=kv_heads, lq=40, lk=33, d=16, sinks=True, is_causal=True, dropout=0.2)
     expected(case, through_weights=False).check(need_weights=False)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("bias", ["full", "heads", "shared"])
+@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(window=(20, 7), dropout=0.2)], ids=str)
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_bias_gradient_where_keys_and_queries_are_cut(dtype, options, bias):
+    """Each head with a bias of its own, batch entries that share it, and all heads; whole blocks are hidden."""
+    case = Case(dtype=dtype, batch=(2,), heads=2, lq=300, lk=290, d=16, bias=bias, **options)
+    expected(case, through_weights=False).check(need_weights=False)
+
+
+def test_bias_gradient_by_itself_and_with_the_others():
+    """Where nothing is summed, the pass of its own and the way to the others give the same bits."""
+    case = Case(batch=(2,), heads=3, lq=300, lk=290, d=40, bias="full", mask="full")
+    query, key, value, options = case.build()
+    bias = options.pop("bias").requires_grad_()
+    for wanted in ([query], [key], [value], [query, key, value]):
+        leaves = [x.requires_grad_(any(x is y for y in wanted)) for x in (query, key, value)]
+        output, _ = mha_ext.attention(*leaves, **options, bias=bias, need_weights=False)
+        together = torch.autograd.grad(output.square().sum(), [bias, *wanted])[0]
+        alone, _ = mha_ext.attention(*(x.detach() for x in leaves), **options, bias=bias, need_weights=False)
+        assert_same_bits(together, torch.autograd.grad(alone.square().sum(), bias)[0], f"{len(wanted)} others")
 
 
 # Larger than one task each way, so that work is split and masks meet the edges of tiles.

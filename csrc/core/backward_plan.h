@@ -2,6 +2,7 @@
 // additions, and with it every bit of the result, is the same for any number of threads.
 #pragma once
 #include "attention.h"
+#include "bias_sharing.h"
 #include "integers.h"
 
 namespace mha {
@@ -11,25 +12,58 @@ namespace mha {
 // (t - c) mod ranges contributes. No two tasks of a wave touch the same part of dQ, dK or dV, and the sums of every
 // part grow in the order of the waves, in a workspace. (With causality there is nothing to do where the query range
 // lies before the key range; t - c spreads these pairs evenly over the waves, c + t would not.)
+//
+// The gradient of the bias is found on the way, instead of in a pass of its own with two products more, where
+// bias_on_the_way() allows it and enough tasks are left. Heads that share its elements then make a series: a task goes
+// through all of them and sums up in its own memory, which bounds the part of the bias that it may have.
 struct BackwardPlan {
   static constexpr int64_t kTasks = 16;  // four each for four threads; as the products are cut
   // A range is a whole number of blocks of this many keys, and of this many queries.
   static constexpr int64_t kKeys = 128, kQueries = 256;
-  static constexpr int64_t kWorkspaceBytes = 24 << 20;  // heads that do not fit together take turns
+  static constexpr int64_t kWorkspaceBytes = 24 << 20;  // heads that do not fit together come one after another
+  static constexpr int64_t kBiasSums = 1 << 18;         // elements of the bias that a task may sum up: 1 MB of floats
 
-  int64_t heads;                             // key/value heads, all batch entries together
+  int64_t heads;                             // key/value heads, all batch entries together, that share no bias
+  int64_t series = 1;                        // of heads that share one
   int64_t ranges;                            // of one head
-  int64_t at_once;                           // heads in a wave
+  int64_t at_once;                           // of `heads`, in a wave
   int64_t query_sums, key_sums, value_sums;  // elements that the sums of one head take, at most
+  bool has_bias = false;                     // its gradient is found on the way
+  BiasSharing sharing;                       // if so: of key/value heads
 
   MHA_INLINE_MEMBER int64_t waves() const { return ceil_div(heads, at_once) * ranges; }
+  MHA_INLINE_MEMBER int64_t tasks() const { return at_once * ranges; }
   MHA_INLINE_MEMBER int64_t head_sums() const { return query_sums + key_sums + value_sums; }
   // Elements of the accumulation type that FusedBackward::workspace must hold.
-  MHA_INLINE_MEMBER int64_t workspace() const { return ranges == 1 ? 0 : at_once * head_sums(); }
+  MHA_INLINE_MEMBER int64_t workspace() const { return ranges == 1 ? 0 : at_once * series * head_sums(); }
+
+  MHA_INLINE_MEMBER int64_t bytes(const FusedBackward& p) const {
+    return series * head_sums() * (p.dtype == DType::f64 ? 8 : 4) + 1;
+  }
+  MHA_INLINE_MEMBER bool bias_sums_fit(const FusedBackward& p, int64_t cut_in) const {
+    return series == 1 || p.group * p.queries * p.keys / (cut_in * cut_in) <= kBiasSums;
+  }
+
+  MHA_INLINE_MEMBER void cut(const FusedBackward& p) {
+    const auto clamp = [](int64_t x, int64_t low, int64_t high) { return max_of(low, min_of(x, high)); };
+    const int64_t most = clamp(ceil_div(p.keys, kKeys), 1, max_of(1, p.group * ceil_div(p.queries, kQueries)));
+    int64_t least = 1;
+    while (least < most && !bias_sums_fit(p, least)) ++least;
+    at_once = heads >= kTasks && least == 1 ? heads : clamp(kWorkspaceBytes / bytes(p), 1, heads);
+    ranges = clamp(ceil_div(kTasks, at_once), least, most);
+    if (ranges == 1) at_once = clamp(heads, 1, heads);
+  }
 };
 
+// A tile of dS is a tile of the bias's gradient, except where softcap makes them differ. Where a row or a column sums
+// it up, a task would need all keys or all queries; and a group's query heads do not take turns.
+MHA_INLINE bool bias_on_the_way(const FusedBackward& p) {
+  const bool wanted = p.grad_bias && (p.grad_query || p.grad_key || p.grad_value);
+  if (!wanted || p.softcap != 0 || bias_has_one_row(p) || bias_has_one_column(p)) return false;
+  return p.group == 1 || p.grad_bias.batch_stride[p.batch.ndim - 1] != 0;
+}
+
 MHA_INLINE BackwardPlan backward_plan(const FusedBackward& p) {
-  const auto clamp = [](int64_t x, int64_t low, int64_t high) { return max_of(low, min_of(x, high)); };
   // Kernels keep dQ in panels of at most 64 queries; rows are padded by up to 16 elements, numbers of rows to 32.
   const auto padded = [](int64_t n) { return round_up(n, 32); };
   BackwardPlan plan;
@@ -37,13 +71,22 @@ MHA_INLINE BackwardPlan backward_plan(const FusedBackward& p) {
   plan.query_sums = p.group * ceil_div(p.queries, 64) * (64 + 16) * padded(p.head_dim);
   plan.key_sums = padded(p.keys) * (padded(p.head_dim) + 16);
   plan.value_sums = padded(p.keys) * (padded(p.value_dim) + 16);
-  const int64_t bytes = plan.head_sums() * (p.dtype == DType::f64 ? 8 : 4);
-  const bool whole_heads = plan.heads >= BackwardPlan::kTasks;
-  plan.at_once = whole_heads ? plan.heads : clamp(BackwardPlan::kWorkspaceBytes / (bytes + 1), 1, plan.heads);
-  plan.ranges = clamp(ceil_div(BackwardPlan::kTasks, plan.at_once), 1, ceil_div(p.keys, BackwardPlan::kKeys));
-  plan.ranges = clamp(plan.ranges, 1, p.group * ceil_div(p.queries, BackwardPlan::kQueries));
-  if (plan.ranges == 1) plan.at_once = clamp(plan.heads, 1, plan.heads);
-  return plan;
+  plan.cut(p);
+  if (!bias_on_the_way(p)) return plan;
+
+  BackwardPlan with_bias = plan;
+  with_bias.has_bias = true;
+  with_bias.sharing = BiasSharing::of(p, p.batch.ndim - 1);
+  with_bias.heads = with_bias.sharing.matrices.count();
+  with_bias.series = with_bias.sharing.sharing.count();
+  with_bias.cut(p);
+  const bool fits = with_bias.ranges == 1 || with_bias.bytes(p) <= BackwardPlan::kWorkspaceBytes;
+  // At least half as many tasks as either pass would have by itself: then the products saved outweigh them.
+  const int64_t bias_tasks = BiasSharing::of(p, p.batch.ndim).matrices.count() *
+                             ceil_div(p.queries, BackwardPlan::kQueries) * ceil_div(p.keys, 2 * BackwardPlan::kKeys);
+  const int64_t tasks = min_of(BackwardPlan::kTasks, min_of(plan.tasks(), bias_tasks));
+  const bool enough = 2 * with_bias.tasks() >= tasks;
+  return fits && enough && with_bias.bias_sums_fit(p, with_bias.ranges) ? with_bias : plan;
 }
 
 }  // namespace mha

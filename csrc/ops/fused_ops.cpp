@@ -162,8 +162,7 @@ void set_zero(const OptionalTensor& t) {
 }
 
 // The gradients of query, key and value: the waves of backward_plan.h, one after another.
-void launch_in_waves(FusedBackward& p, ScalarType sums) {
-  const BackwardPlan plan = backward_plan(p);
+void launch_in_waves(FusedBackward& p, const BackwardPlan& plan, ScalarType sums) {
   OptionalTensor workspace;
   if (plan.workspace() > 0) {
     workspace = allocate({plan.workspace()}, sums);
@@ -237,8 +236,9 @@ std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, Optio
     return {grad_query, grad_key, grad_value, grad_bias, grad_sink_rows};
   }
   launch(cpu::kernels().fused_delta, p);
-  if (want_query || want_key || want_value) launch_in_waves(p, sums);
-  if (want_bias) launch_one_by_one(cpu::kernels().fused_bias_backward, p);
+  const BackwardPlan plan = backward_plan(p);
+  if (want_query || want_key || want_value) launch_in_waves(p, plan, sums);
+  if (want_bias && !plan.has_bias) launch_one_by_one(cpu::kernels().fused_bias_backward, p);
   return {grad_query, grad_key, grad_value, grad_bias, grad_sink_rows};
 }
 

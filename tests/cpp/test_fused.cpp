@@ -270,14 +270,14 @@ struct BackwardResults {
   void run(Random& random, const cpu::KernelTable& table) {
     const int type = static_cast<int>(p.dtype);
     run_in_pieces(random, table.fused_delta[type], p);
+    const BackwardPlan plan = backward_plan(p);
     if (query.wanted || key.wanted || value.wanted) {
-      const BackwardPlan plan = backward_plan(p);
       std::vector<Acc> workspace(static_cast<size_t>(plan.workspace()),
                                  static_cast<Acc>(kNan));  // as allocated: anything
       p.workspace = workspace.empty() ? nullptr : workspace.data();
       for (p.wave = 0; p.wave < plan.waves(); ++p.wave) run_in_pieces(random, table.fused_backward[type], p);
     }
-    if (bias.wanted) run_in_pieces(random, table.fused_bias_backward[type], p);
+    if (bias.wanted && !plan.has_bias) run_in_pieces(random, table.fused_bias_backward[type], p);
   }
 
   void check(const char* about) {

@@ -131,7 +131,7 @@ void check_fused(Random& random) {
   const BackwardPlan plan = backward_plan(b);
   std::vector<Acc> workspace(static_cast<size_t>(plan.workspace()));
   b.workspace = workspace.data();
-  for (Stack<T>* result : {&grad_query, &grad_key, &grad_value})
+  for (Stack<T>* result : {&grad_query, &grad_key, &grad_value, &grad_bias})
     check_same_bytes("fused backward", *result, [&](int threads) {
       for (b.wave = 0; b.wave < plan.waves(); ++b.wave)
         run_on_threads(table.fused_backward[type], b, threads, Share::one_by_one);

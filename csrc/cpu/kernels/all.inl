@@ -31,6 +31,7 @@
 #include "fused_gradients.inl"
 #include "fused_backward_part.inl"
 #include "fused_backward_sums.inl"
+#include "fused_bias_sums.inl"
 #include "fused_backward.inl"
 #include "fused_bias_backward.inl"
 // clang-format on

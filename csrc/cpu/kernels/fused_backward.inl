@@ -3,6 +3,7 @@
 //   dQ^T += K^T dS^T       panel by panel
 //   dV   += P dO           the queries of the whole group as depth
 //   dK   += dS Q
+//   dbias += dS            where backward_plan.h says so
 // dQ is complete when the group has met all keys; dK and dV when all groups of all query heads that share them have.
 
 template <class T, class Word>
@@ -16,18 +17,21 @@ struct BackwardTask {
   static constexpr int W = kLanes<Acc>;
   static constexpr int kPanels = kGroupPanels<Acc>;
   static constexpr int64_t kRowsPadded = Tiles::kRowsPadded;
+  static constexpr KeyRange kNoRows = {0, 0};
   // A line more than the lanes, so that rows do not crowd one set of the cache. Depths that fill no tile run into it.
   static constexpr int64_t kRowStride = Sums::kGroupLanes + kCacheLine / static_cast<int64_t>(sizeof(Element));
 
   struct GroupPanel : Panel {
-    int64_t lane;  // where it begins in the group
-    Acc* sums;     // its dQ^T
+    int64_t number;  // of the part's
+    int64_t lane;    // where it begins in the group
+    Acc* sums;       // its dQ^T
   };
 
   const FusedBackward& p;
   const BackwardSplit<Acc>& split;
   const BackwardPart part;
   Sums sums;
+  BiasSums<T>& bias_sums;  // used where heads share the bias
   Tiles tiles;
   GroupPanel panels[kPanels];
   int count = 0;                          // of the group at hand
@@ -41,8 +45,8 @@ struct BackwardTask {
   Word *packed_keys, *packed_columns, *packed_values, *packed_queries, *packed_grads;
   T *finite_keys, *finite_queries, *finite_grads;
 
-  BackwardTask(const FusedBackward& problem, const BackwardSplit<Acc>& s, const BackwardPart& which)
-      : p(problem), split(s), part(which), sums(p, s, which) {
+  BackwardTask(const FusedBackward& problem, const BackwardSplit<Acc>& s, const BackwardPart& which, BiasSums<T>& bias)
+      : p(problem), split(s), part(which), sums(p, s, which), bias_sums(bias) {
     const int64_t n = sums.keys(), lanes = Sums::kGroupLanes, block_rows = kGradKeys + kRowsPadded;
     const int64_t finite = part.only_finite ? 1 : 0;
     Room().lay_out([&](Room& room) {
@@ -79,24 +83,24 @@ struct BackwardTask {
       load_group();
     }
     for (int64_t key = seen.begin; key < seen.end; key += kGradKeys) add_block(key, min_of(kGradKeys, seen.end - key));
+    if (part.want_bias && !bias_sums) clear_bias_outside(seen);
     if (!part.last || !part.want_query) return;
     for (int i = 0; i < count; ++i) query_spoilt |= !sums.write_queries(panels[i].sums, panels[i].at);
   }
 
-  // Neighbouring panels of one query head. Returns the keys of the part that some of them look at, from the beginning
-  // of a block on.
-  KeyRange place_group(int64_t group) {
-    const int64_t entry = part.head * p.group + group / split.head_groups, index = group % split.head_groups;
-    const int64_t first = split.head_panels * index / split.head_groups;
-    count = static_cast<int>(split.head_panels * (index + 1) / split.head_groups - first);
+  // Returns the keys of the part that some panel of the group looks at, from the beginning of a block on.
+  KeyRange place_group(int64_t index) {
+    const PanelGroup group = split.group(p, part.head, index);
+    count = group.count;
     KeyRange seen{INT64_MAX, 0};
     int64_t lane = 0;
     for (int i = 0; i < count; ++i) {
       GroupPanel& panel = panels[i];
-      panel.place(p, entry, first + i);
+      panel.place(p, group.entry, group.first + i);
+      panel.number = (index - part.first_group) * kPanels + i;
       panel.lane = lane;
       lane += panel.at.vectors * W;
-      panel.sums = sums.query_sums(entry, first + i, i);
+      panel.sums = sums.query_sums(group.entry, group.first + i, i);
       if (part.first && part.want_query) sums.clear_queries(panel.sums);
       const KeyRange range = panel.keys();
       if (range.begin < range.end) seen = {min_of(seen.begin, range.begin), max_of(seen.end, range.end)};
@@ -147,6 +151,22 @@ struct BackwardTask {
       else with_vectors<Acc>(panel.at.vectors, [&](auto v) { add_panel<decltype(v)::count>(panel, key, n, rows); });
     }
     if (active.begin < active.end) add_to_keys(key, rows, active);
+    if (!part.want_bias) return;
+    for (int i = 0; i < count; ++i) keep_bias(panels[i], key, n, i >= active.begin && i < active.end ? rows : kNoRows);
+  }
+
+  // Rows `rows` of dS, of the `n` of a block; the others are 0.
+  void keep_bias(const GroupPanel& panel, int64_t key, int64_t n, KeyRange rows) const {
+    const KeyRows<Element> own = {grads.at(0, panel.lane), kRowStride};
+    if (bias_sums) bias_sums.add(panel.at, panel.number, key, own, rows);
+    else write_grad_bias<T>(p, panel.at, key, n, own, rows);
+  }
+  void clear_bias_outside(KeyRange seen) const {
+    const int64_t first = min_of(seen.begin, part.keys.end), end = max_of(first, seen.end);
+    for (int i = 0; i < count; ++i) {
+      keep_bias(panels[i], part.keys.begin, first - part.keys.begin, kNoRows);
+      keep_bias(panels[i], end, part.keys.end - end, kNoRows);
+    }
   }
 
   // The rows of the block that hold keys the panel looks at, from a step on.
@@ -243,20 +263,26 @@ template <class T, class Word>
 struct FusedBackwardOf {
   using Acc = accumulate_t<T>;
 
-  static int64_t tasks(const FusedBackward& p) { return BackwardSplit<Acc>(p).tasks(p); }
+  static int64_t tasks(const FusedBackward& p) { return BackwardSplit<Acc>(p).tasks(); }
 
   static void run(const FusedBackward& p, int64_t begin, int64_t end) {
     const BackwardSplit<Acc> split(p);
     const WordSession<Word> session;
     for (int64_t task = begin; task < end; ++task) {
-      const BackwardTurn turn = split.turn(p, task);
-      BackwardTask<T, Word> backward(p, split, split.part(p, turn));
-      backward.run();
-      for (int64_t wave = 0; wave < split.plan.ranges && backward.query_spoilt; ++wave)
-        BackwardTask<T, Word>(p, split, split.only_queries(p, turn, wave)).run();
-      for (int64_t wave = 0; wave < split.plan.ranges && backward.keys_spoilt; ++wave)
-        BackwardTask<T, Word>(p, split, split.only_keys(p, turn, wave)).run();
+      BiasSums<T> bias(p, split, split.part(p, split.turn(p, task, 0)));
+      for (int64_t place = 0; place < split.plan.series; ++place) take_turn(p, split, split.turn(p, task, place), bias);
+      if (bias) bias.write();
     }
+  }
+
+  static void take_turn(const FusedBackward& p, const BackwardSplit<Acc>& split, const BackwardTurn& turn,
+                        BiasSums<T>& bias) {
+    BackwardTask<T, Word> backward(p, split, split.part(p, turn), bias);
+    backward.run();
+    for (int64_t wave = 0; wave < split.plan.ranges && backward.query_spoilt; ++wave)
+      BackwardTask<T, Word>(p, split, split.only_queries(p, turn, wave), bias).run();
+    for (int64_t wave = 0; wave < split.plan.ranges && backward.keys_spoilt; ++wave)
+      BackwardTask<T, Word>(p, split, split.only_keys(p, turn, wave), bias).run();
   }
 };
 

@@ -44,7 +44,7 @@ struct BackwardSums {
         query_slot(round_up(p.head_dim, Rules::kDepthMultiple) * Panel::kStride) {
     if (!in_workspace) return;
     const BackwardPlan& plan = split.plan;
-    query = static_cast<Acc*>(p.workspace) + (part.head - split.first_head(p)) * plan.head_sums();
+    query = static_cast<Acc*>(p.workspace) + part.slot * plan.head_sums();
     key = query + plan.query_sums + part.keys.begin * row_stride(p.head_dim);
     value = query + plan.query_sums + plan.key_sums + part.keys.begin * row_stride(p.value_dim);
   }

@@ -1,4 +1,5 @@
-// Gradient of the bias: dx of fused_gradients.inl, summed over everything that shares an element of the bias. A task
+// Gradient of the bias where it is not found on the way to the others (core/backward_plan.h): dx of
+// fused_gradients.inl, summed over everything that shares an element of the bias. A task
 // has the elements of some queries and some keys of one matrix of the bias, or all queries (all keys) where the bias
 // has one row (column) for them; it goes through the entries that share the matrix in order and works out their P and
 // dP once more. So the memory is that of a tile, whatever is broadcast, and the order of additions is fixed.
@@ -7,25 +8,13 @@ constexpr int64_t kBiasKeys = 2 * kGradKeys;  // of a task: two blocks, for whic
 
 template <class Acc>
 struct BiasSplit {
-  // Batch entries as (matrix of the bias, entry that shares it); an entry's number is the sum of two offsets.
-  BatchShape matrices, sharing;
-  int64_t numbers[kMaxBatchDims];
+  BiasSharing heads;
   bool one_row, one_column;
   int64_t vectors, head_panels;
   int64_t groups, key_ranges;  // groups and ranges that tasks are cut by
 
   explicit BiasSplit(const FusedBackward& p)
-      : one_row(p.grad_bias.row_stride == 0 && p.queries != 1), one_column(p.grad_bias.col_stride == 0 && p.keys != 1) {
-    matrices.ndim = sharing.ndim = p.batch.ndim;
-    int64_t number = 1;
-    for (int d = p.batch.ndim - 1; d >= 0; --d) {
-      const int64_t size = p.batch.size[d];
-      const bool shared = p.grad_bias.batch_stride[d] == 0 && size != 1;
-      matrices.size[d] = shared ? 1 : size;
-      sharing.size[d] = shared ? size : 1;
-      numbers[d] = number;
-      number *= size;
-    }
+      : heads(BiasSharing::of(p, p.batch.ndim)), one_row(bias_has_one_row(p)), one_column(bias_has_one_column(p)) {
     const PanelSpread spread = PanelSpread::of<Acc>(p.queries);
     vectors = spread.vectors;
     head_panels = spread.panels;
@@ -36,10 +25,7 @@ struct BiasSplit {
   int64_t first_query(int64_t panel) const {
     return PanelSpread{vectors, head_panels}.first_vector(panel) * kLanes<Acc>;
   }
-  int64_t tasks() const { return matrices.count() * groups * key_ranges; }
-  int64_t entry(int64_t matrix, int64_t shared) const {
-    return batch_offset(matrices, matrix, numbers) + batch_offset(sharing, shared, numbers);
-  }
+  int64_t tasks() const { return heads.matrices.count() * groups * key_ranges; }
 };
 
 template <class T, class Word>
@@ -83,7 +69,8 @@ struct BiasTask {
 
   void run() {
     std::memset(sums, 0, sizeof(Acc) * static_cast<size_t>(size));
-    for (int64_t shared = 0; shared < split.sharing.count(); ++shared) add_entry(split.entry(matrix, shared));
+    for (int64_t shared = 0; shared < split.heads.sharing.count(); ++shared)
+      add_entry(split.heads.entry(matrix, shared));
     write();
   }
 
@@ -136,7 +123,7 @@ struct BiasTask {
   MHA_INLINE void add_vector(Acc* sum, Vec<Acc> x) { store<Acc>(sum, load<Acc>(sum) + x); }
 
   void write() const {
-    const MatrixWriter<T> out(p.batch, split.entry(matrix, 0), p.grad_bias);
+    const MatrixWriter<T> out(p.batch, split.heads.entry(matrix, 0), p.grad_bias);
     const int64_t first = split.first_query(first_panel);
     const int64_t n = split.one_row ? 1 : min_of(split.first_query(end_panel), p.queries) - first;
     if (split.one_row) {
