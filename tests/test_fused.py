@@ -158,7 +158,7 @@ def test_sinks_gradient(dtype, kv_heads):
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 def test_bias_gradient_where_keys_and_queries_are_cut(dtype, options, bias):
     """Each head with a bias of its own, batch entries that share it, and all heads; whole blocks are hidden."""
-    case = Case(dtype=dtype, batch=(2,), heads=2, lq=300, lk=290, d=16, bias=bias, **options)
+    case = Case(dtype=dtype, batch=(2,), heads=4, lq=300, lk=290, d=16, bias=bias, **options)
     expected(case, through_weights=False).check(need_weights=False)
 
 

@@ -98,24 +98,26 @@ void check_type(Random& random) {
   check_same("softmax backward", table.softmax_backward[type], backward, grad_scores);
 }
 
-// Fused attention, causal, two query heads to a key/value head.
+// Fused attention, causal, two query heads to a key/value head. With `shares_bias` the first batch entries have one in
+// common, and there is work enough that its gradient is summed up on the way, in several waves.
 template <class T>
-void check_fused(Random& random) {
+void check_fused(Random& random, bool shares_bias = false) {
   using Acc = accumulate_t<T>;
   const int type = static_cast<int>(kDType<T>);
   const cpu::KernelTable& table = cpu::kernels();
   BatchShape batch, kv_batch;
-  batch.ndim = 2, batch.size[0] = 3, batch.size[1] = 2;
-  kv_batch.ndim = 1, kv_batch.size[0] = 3;
+  batch.ndim = 3, batch.size[0] = 2, batch.size[1] = shares_bias ? 4 : 2, batch.size[2] = 2;
+  kv_batch.ndim = 2, kv_batch.size[0] = batch.size[0], kv_batch.size[1] = batch.size[1];
   FusedForward p;
-  p.dtype = kDType<T>, p.batch = batch, p.group = 2, p.heads = 6;
-  p.queries = 70, p.keys = 131, p.head_dim = 33, p.value_dim = 20;
+  p.dtype = kDType<T>, p.batch = batch, p.group = 2, p.heads = 2 * batch.size[1];
+  p.queries = shares_bias ? 300 : 70, p.keys = shares_bias ? 270 : 131, p.head_dim = 33, p.value_dim = 20;
   p.visibility.window_right = 0, p.mask_value = -INFINITY, p.scale = 0.2, p.dropout = 0.2, p.seed = 7;
   Stack<T> query = contiguous<T>(batch, p.queries, p.head_dim), key = contiguous<T>(kv_batch, p.keys, p.head_dim);
   Stack<T> value = contiguous<T>(kv_batch, p.keys, p.value_dim), output = contiguous<T>(batch, p.queries, p.value_dim);
   Stack<T> bias = contiguous<T>(batch, p.queries, p.keys);
   Stack<Acc> row_max = contiguous<Acc>(batch, p.queries, 1), row_sum = row_max, delta = row_max;
   for (Stack<T>* x : {&query, &key, &value, &bias}) x->fill_normal(random, 1);
+  if (shares_bias) bias.view.batch_stride[0] = 0;
   p.query = query.view, p.key = key.view, p.value = value.view, p.bias = bias.view;
   p.output = output.output(), p.row_max = row_max.output(), p.row_sum = row_sum.output();
   check_same("fused forward", table.fused_forward[type], p, output, Share::one_by_one);
@@ -129,6 +131,8 @@ void check_fused(Random& random) {
   b.grad_key = grad_key.output(), b.grad_value = grad_value.output();
   check_same("fused delta", table.fused_delta[type], b, delta);
   const BackwardPlan plan = backward_plan(b);
+  CHECK(plan.has_bias && (plan.series_length == 2) == shares_bias && plan.ranges > 1, "series of %ld in %ld ranges",
+        long(plan.series_length), long(plan.ranges));
   std::vector<Acc> workspace(static_cast<size_t>(plan.workspace()));
   b.workspace = workspace.data();
   for (Stack<T>* result : {&grad_query, &grad_key, &grad_value, &grad_bias})
@@ -163,6 +167,7 @@ int main() {
     check_type<float16>(random);
     check_fused<double>(random);
     check_fused<float>(random);
+    check_fused<float>(random, true);
     check_fused<bfloat16>(random);
     check_fused<float16>(random);
     check_concurrent_calls();

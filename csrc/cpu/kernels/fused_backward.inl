@@ -22,16 +22,16 @@ struct BackwardTask {
   static constexpr int64_t kRowStride = Sums::kGroupLanes + kCacheLine / static_cast<int64_t>(sizeof(Element));
 
   struct GroupPanel : Panel {
-    int64_t number;  // of the part's
     int64_t lane;    // where it begins in the group
     Acc* sums;       // its dQ^T
+    Acc* bias_sums;  // null: none
   };
 
   const FusedBackward& p;
   const BackwardSplit<Acc>& split;
   const BackwardPart part;
   Sums sums;
-  BiasSums<T>& bias_sums;  // used where heads share the bias
+  const BiasSums<T>& bias_sums;
   Tiles tiles;
   GroupPanel panels[kPanels];
   int count = 0;                          // of the group at hand
@@ -45,7 +45,8 @@ struct BackwardTask {
   Word *packed_keys, *packed_columns, *packed_values, *packed_queries, *packed_grads;
   T *finite_keys, *finite_queries, *finite_grads;
 
-  BackwardTask(const FusedBackward& problem, const BackwardSplit<Acc>& s, const BackwardPart& which, BiasSums<T>& bias)
+  BackwardTask(const FusedBackward& problem, const BackwardSplit<Acc>& s, const BackwardPart& which,
+               const BiasSums<T>& bias)
       : p(problem), split(s), part(which), sums(p, s, which), bias_sums(bias) {
     const int64_t n = sums.keys(), lanes = Sums::kGroupLanes, block_rows = kGradKeys + kRowsPadded;
     const int64_t finite = part.only_finite ? 1 : 0;
@@ -83,7 +84,7 @@ struct BackwardTask {
       load_group();
     }
     for (int64_t key = seen.begin; key < seen.end; key += kGradKeys) add_block(key, min_of(kGradKeys, seen.end - key));
-    if (part.want_bias && !bias_sums) clear_bias_outside(seen);
+    if (writes_bias()) clear_bias_outside(seen);
     if (!part.last || !part.want_query) return;
     for (int i = 0; i < count; ++i) query_spoilt |= !sums.write_queries(panels[i].sums, panels[i].at);
   }
@@ -97,10 +98,10 @@ struct BackwardTask {
     for (int i = 0; i < count; ++i) {
       GroupPanel& panel = panels[i];
       panel.place(p, group.entry, group.first + i);
-      panel.number = (index - part.first_group) * kPanels + i;
       panel.lane = lane;
       lane += panel.at.vectors * W;
       panel.sums = sums.query_sums(group.entry, group.first + i, i);
+      panel.bias_sums = part.want_bias ? bias_sums.of(index, group.first + i) : nullptr;
       if (part.first && part.want_query) sums.clear_queries(panel.sums);
       const KeyRange range = panel.keys();
       if (range.begin < range.end) seen = {min_of(seen.begin, range.begin), max_of(seen.end, range.end)};
@@ -151,21 +152,21 @@ struct BackwardTask {
       else with_vectors<Acc>(panel.at.vectors, [&](auto v) { add_panel<decltype(v)::count>(panel, key, n, rows); });
     }
     if (active.begin < active.end) add_to_keys(key, rows, active);
-    if (!part.want_bias) return;
-    for (int i = 0; i < count; ++i) keep_bias(panels[i], key, n, i >= active.begin && i < active.end ? rows : kNoRows);
+    for (int i = 0; i < count && writes_bias(); ++i)
+      write_bias(panels[i], key, n, i >= active.begin && i < active.end ? rows : kNoRows);
   }
 
+  // Where no other head shares the bias, its gradient is written block by block.
+  bool writes_bias() const { return part.want_bias && !bias_sums; }
   // Rows `rows` of dS, of the `n` of a block; the others are 0.
-  void keep_bias(const GroupPanel& panel, int64_t key, int64_t n, KeyRange rows) const {
-    const KeyRows<Element> own = {grads.at(0, panel.lane), kRowStride};
-    if (bias_sums) bias_sums.add(panel.at, panel.number, key, own, rows);
-    else write_grad_bias<T>(p, panel.at, key, n, own, rows);
+  void write_bias(const GroupPanel& panel, int64_t key, int64_t n, KeyRange rows) const {
+    write_grad_bias<T>(p, panel.at, key, n, KeyRows<Element>{grads.at(0, panel.lane), kRowStride}, rows);
   }
   void clear_bias_outside(KeyRange seen) const {
     const int64_t first = min_of(seen.begin, part.keys.end), end = max_of(first, seen.end);
     for (int i = 0; i < count; ++i) {
-      keep_bias(panels[i], part.keys.begin, first - part.keys.begin, kNoRows);
-      keep_bias(panels[i], end, part.keys.end - end, kNoRows);
+      write_bias(panels[i], part.keys.begin, first - part.keys.begin, kNoRows);
+      write_bias(panels[i], end, part.keys.end - end, kNoRows);
     }
   }
 
@@ -217,10 +218,11 @@ struct BackwardTask {
                                     {grads.at(first, 0), kRowStride}, panel.lane, NV);
   }
 
-  // P and dS of a tile, as words.
+  // P and dS of a tile, as words; dS also, not rounded to words, to the sums for the bias.
   template <int NV>
   void keep_tile(const GroupPanel& panel, int64_t key, int64_t row, int64_t n, Word* by_depth) const {
     constexpr int64_t kStride = NV * W + Rules::kPanelPadding;
+    Acc* const bias = panel.bias_sums ? panel.bias_sums + (key - part.keys.begin) * bias_sums.stride : nullptr;
     tiles.template each_row<NV>(
         p, panel, key, round_up(n, kRowsPadded), [&](int64_t j, const auto& weight, const auto& grad) {
 #pragma GCC unroll 2
@@ -233,6 +235,8 @@ struct BackwardTask {
             for (int v = 0; v < NV; ++v)
               Rules::store_words(by_depth + j / Rules::kDepth * kStride + v * W, {grad[0][v], grad[1][v]});
           }
+          if (bias)
+            for (int i = 0; i < Rules::kDepth; ++i) bias_sums.template add<NV>(bias, j + i, grad[i]);
         });
   }
 
@@ -263,20 +267,23 @@ template <class T, class Word>
 struct FusedBackwardOf {
   using Acc = accumulate_t<T>;
 
+  static constexpr int64_t kRowsPadded = BackwardTask<T, Word>::kRowsPadded;
+
   static int64_t tasks(const FusedBackward& p) { return BackwardSplit<Acc>(p).tasks(); }
 
   static void run(const FusedBackward& p, int64_t begin, int64_t end) {
     const BackwardSplit<Acc> split(p);
     const WordSession<Word> session;
     for (int64_t task = begin; task < end; ++task) {
-      BiasSums<T> bias(p, split, split.part(p, split.turn(p, task, 0)));
-      for (int64_t place = 0; place < split.plan.series; ++place) take_turn(p, split, split.turn(p, task, place), bias);
+      const BiasSums<T> bias(p, split, split.part(p, split.turn(p, task, 0)), kRowsPadded);
+      for (int64_t place = 0; place < split.plan.series_length; ++place)
+        take_turn(p, split, split.turn(p, task, place), bias);
       if (bias) bias.write();
     }
   }
 
   static void take_turn(const FusedBackward& p, const BackwardSplit<Acc>& split, const BackwardTurn& turn,
-                        BiasSums<T>& bias) {
+                        const BiasSums<T>& bias) {
     BackwardTask<T, Word> backward(p, split, split.part(p, turn), bias);
     backward.run();
     for (int64_t wave = 0; wave < split.plan.ranges && backward.query_spoilt; ++wave)

@@ -26,27 +26,29 @@ struct PanelGroup {
 template <class Acc>
 struct BackwardSplit {
   BackwardPlan plan;
+  PanelSpread panels;                // of one query head
   int64_t head_panels, head_groups;  // of one query head
   int64_t key_blocks, groups;        // of one key/value head
-  int64_t first_head, heads;         // of the wave at hand; the last may have fewer
+  int64_t first_series, series;      // of the wave at hand; the last may have fewer
 
   explicit BackwardSplit(const FusedBackward& p)
       : plan(backward_plan(p)),
-        head_panels(PanelSpread::of<Acc>(p.queries).panels),
+        panels(PanelSpread::of<Acc>(p.queries)),
+        head_panels(panels.panels),
         head_groups(ceil_div(head_panels, kGroupPanels<Acc>)),
         key_blocks(ceil_div(p.keys, kGradKeys)),
         groups(head_groups * p.group),
-        first_head(p.wave / plan.ranges * plan.at_once),
-        heads(max_of(0, min_of(plan.at_once, plan.heads - first_head))) {}
+        first_series(p.wave / plan.ranges * plan.at_once),
+        series(max_of(0, min_of(plan.at_once, plan.series - first_series))) {}
 
-  int64_t tasks() const { return heads * plan.ranges; }
+  int64_t tasks() const { return series * plan.ranges; }
 
-  // `place` in the series of the task.
+  // Head `place` of the task's series.
   BackwardTurn turn(const FusedBackward& p, int64_t task, int64_t place) const {
     const int64_t keys = task % plan.ranges, wave = p.wave % plan.ranges, index = task / plan.ranges;
-    int64_t head = first_head + index;
+    int64_t head = first_series + index;
     if (plan.has_bias) head = plan.sharing.entry(head, place) / p.group;
-    return {head, keys, (wave - keys + plan.ranges) % plan.ranges, wave, index * plan.series + place};
+    return {head, keys, (wave - keys + plan.ranges) % plan.ranges, wave, index * plan.series_length + place};
   }
 
   BackwardPart part(const FusedBackward& p, const BackwardTurn& turn) const {
@@ -73,6 +75,12 @@ struct BackwardSplit {
     return {head * p.group + index / head_groups, first,
             static_cast<int>(head_panels * (of_head + 1) / head_groups - first)};
   }
+
+  // Lanes in front of a panel of a group, and of a group, those of all query heads in a row.
+  int64_t lane_of(int64_t group, int64_t panel) const {
+    return (group / head_groups * panels.vectors + panels.first_vector(panel)) * kLanes<Acc>;
+  }
+  int64_t first_lane(int64_t group) const { return lane_of(group, head_panels * (group % head_groups) / head_groups); }
 
   // "Zero hides": the plain products make NaN of 0 * NaN. Where results of a turn are not finite, all waves of them run
   // once more with only_finite: those of its queries with all keys, or of its keys with all queries.

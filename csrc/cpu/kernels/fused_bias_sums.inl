@@ -20,51 +20,58 @@ void write_grad_bias(const FusedBackward& p, const QueryPanel& panel, int64_t ke
     }
 }
 
-// The sums of a task over its series of heads, [panel][key][lane]. False where a series is one head: that one's tiles
-// are written at once.
+// The sums of a task over its series of heads, [key][lane], the lanes of all panels of its part side by side. False
+// where a series is one head: that one's tiles are written at once.
 template <class T>
 class BiasSums {
  public:
   using Acc = accumulate_t<T>;
   static constexpr int W = kLanes<Acc>;
-  static constexpr int64_t kLanesAtMost = kPanelVectors<Acc> * W;
 
-  // `part`: of the first head, whose matrix of the bias the others share.
-  BiasSums(const FusedBackward& problem, const BackwardSplit<Acc>& s, const BackwardPart& part)
-      : p(problem), split(s), first(part) {
-    if (split.plan.series == 1) return;
-    const int64_t size = first.groups * kGroupPanels<Acc> * panel_size();
+  int64_t stride = 0;  // lanes
+
+  // `part`: of the first head, whose matrix of the bias the others share. Tiles run over the last key by fewer than
+  // `rows_padded` rows of zeros.
+  BiasSums(const FusedBackward& problem, const BackwardSplit<Acc>& s, const BackwardPart& which, int64_t rows_padded)
+      : p(problem), split(s), part(which), first_lane(split.first_lane(part.first_group)) {
+    if (split.plan.series_length == 1) return;
+    stride = split.first_lane(part.first_group + part.groups) - first_lane;
+    const int64_t size = (keys() + rows_padded) * stride;
     sums = static_cast<Acc*>(kept_scratch(static_cast<size_t>(size) * sizeof(Acc)));
     std::memset(sums, 0, static_cast<size_t>(size) * sizeof(Acc));
   }
 
   explicit operator bool() const { return sums != nullptr; }
 
-  // Rows `rows` of `grads`, counted from `key` on; `panel` is the part's `number`-th.
-  template <class Element>
-  void add(const QueryPanel& panel, int64_t number, int64_t key, const KeyRows<Element>& grads, KeyRange rows) const {
-    Acc* to = of_panel(number) + (key - first.keys.begin + rows.begin) * kLanesAtMost;
-    for (int64_t j = rows.begin; j < rows.end; ++j, to += kLanesAtMost)
-      for (int v = 0; v < panel.vectors; ++v)
-        store<Acc>(to + v * W, load<Acc>(to + v * W) + load<Element>(grads.at(j, v * W)));
+  // Those of a panel, from the part's first key on; `panel` counts through its query head.
+  Acc* of(int64_t group, int64_t panel) const {
+    return sums ? sums + split.lane_of(group, panel) - first_lane : nullptr;
+  }
+
+  template <int NV>
+  MHA_INLINE_MEMBER void add(Acc* panel, int64_t row, const Vec<Acc> (&grads)[NV]) const {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) {
+      Acc* sum = panel + row * stride + v * W;
+      store<Acc>(sum, load<Acc>(sum) + grads[v]);
+    }
   }
 
   void write() const {
-    const int64_t n = first.keys.end - first.keys.begin;
-    for (int64_t i = 0; i < first.groups; ++i) {
-      const PanelGroup group = split.group(p, first.head, first.first_group + i);
-      for (int j = 0; j < group.count; ++j)
-        write_grad_bias<T>(p, query_panel<Acc>(p, group.entry, group.first + j), first.keys.begin, n,
-                           KeyRows<Acc>{of_panel(i * kGroupPanels<Acc> + j), kLanesAtMost}, {0, n});
+    for (int64_t i = part.first_group; i < part.first_group + part.groups; ++i) {
+      const PanelGroup group = split.group(p, part.head, i);
+      for (int64_t panel = group.first; panel < group.first + group.count; ++panel)
+        write_grad_bias<T>(p, query_panel<Acc>(p, group.entry, panel), part.keys.begin, keys(),
+                           KeyRows<Acc>{of(i, panel), stride}, {0, keys()});
     }
   }
 
  private:
-  int64_t panel_size() const { return (first.keys.end - first.keys.begin) * kLanesAtMost; }
-  Acc* of_panel(int64_t number) const { return sums + number * panel_size(); }
+  int64_t keys() const { return part.keys.end - part.keys.begin; }
 
   const FusedBackward& p;
   const BackwardSplit<Acc>& split;
-  const BackwardPart first;
+  const BackwardPart part;
+  const int64_t first_lane;
   Acc* sums = nullptr;
 };
