@@ -153,10 +153,19 @@ def test_sinks_gradient(dtype, kv_heads):
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("bias", ["full", "heads", "shared"])
-@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(window=(20, 7), dropout=0.2)], ids=str)
-@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
-def test_bias_gradient_where_keys_and_queries_are_cut(dtype, options, bias):
+@pytest.mark.parametrize(
+    ("dtype", "bias", "options"),
+    [
+        (torch.float32, "full", dict(is_causal=True)),
+        (torch.bfloat16, "full", dict(window=(20, 7), dropout=0.2)),
+        (torch.float64, "heads", dict(window=(20, 7), dropout=0.2)),
+        (torch.bfloat16, "heads", {}),
+        (torch.float16, "heads", dict(is_causal=True)),
+        (torch.float32, "shared", {}),
+    ],
+    ids=str,
+)
+def test_bias_gradient_where_keys_and_queries_are_cut(dtype, bias, options):
     """Each head with a bias of its own, batch entries that share it, and all heads; whole blocks are hidden."""
     case = Case(dtype=dtype, batch=(2,), heads=4, lq=300, lk=290, d=16, bias=bias, **options)
     expected(case, through_weights=False).check(need_weights=False)
