@@ -1,16 +1,27 @@
 """Builds the compiled part of mha_ext; everything else about the package is in pyproject.toml.
 
-``mha_ext._C`` holds the operators' schemas and their CPU kernels. It speaks the libtorch stable ABI
-(https://docs.pytorch.org/docs/stable/notes/libtorch_stable_abi.html), so that one build runs on every torch from 2.10
-on, whichever torch happened to be installed at build time.
+``mha_ext._C`` holds the operators' schemas and their CPU kernels, ``mha_ext._C_cuda`` their CUDA kernels. Both speak the
+libtorch stable ABI (https://docs.pytorch.org/docs/stable/notes/libtorch_stable_abi.html), so that one build runs on
+every torch from 2.10 on, whichever torch happened to be installed at build time.
+
+Environment: ``MHA_EXT_CUDA`` = ``auto`` (the default: for the GPUs of this machine, if there are any), ``0`` (without
+CUDA) or ``1`` (with CUDA or not at all, for the architectures below or those of ``TORCH_CUDA_ARCH_LIST``).
 """
 
+import os
+import re
+import subprocess
 import sys
 from glob import glob
 from pathlib import Path
 
+import torch
 from setuptools import Extension, setup
-from torch.utils import cpp_extension
+
+if "CUDA_HOME" not in os.environ and Path("/usr/local/cuda/bin/nvcc").exists():
+    os.environ["CUDA_HOME"] = "/usr/local/cuda"  # torch guesses from where nvcc is found, which may be a link elsewhere
+
+from torch.utils import cpp_extension  # reads CUDA_HOME at import
 
 HERE = Path(__file__).resolve().parent
 
@@ -28,6 +39,8 @@ COMPILE_FLAGS = [
     "-Wextra",
     f"-ffile-prefix-map={HERE}=.",
 ]
+# Ampere, Hopper and the two Blackwells as machine code, and PTX for what comes after them.
+CUDA_ARCHS = ["8.0", "9.0", "10.0", "12.0+PTX"]
 
 
 def files(*patterns: str) -> list[str]:
@@ -35,21 +48,101 @@ def files(*patterns: str) -> list[str]:
     return sorted(path for pattern in patterns for path in glob(pattern, root_dir=HERE, recursive=True))
 
 
+def torch_headers() -> list[str]:
+    # -isystem: torch's headers are not ours to keep free of warnings.
+    return [f"-isystem{path}" for path in cpp_extension.include_paths()]
+
+
 def cpu_extension() -> Extension:
     # A plain Extension: CppExtension would link libtorch_python, which the stable ABI makes unnecessary.
     return Extension(
         "mha_ext._C",
-        files("csrc/ops/*.cpp", "csrc/cpu/**/*.cpp"),
+        files("csrc/ops/*.cpp", "csrc/ops/cpu/*.cpp", "csrc/cpu/**/*.cpp"),
         depends=files("csrc/**/*.h", "csrc/**/*.inl"),
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch_cpu"],
-        # -isystem: torch's headers are not ours to keep free of warnings.
-        extra_compile_args={"cxx": COMPILE_FLAGS + [f"-isystem{path}" for path in cpp_extension.include_paths()]},
+        extra_compile_args={"cxx": COMPILE_FLAGS + torch_headers()},
         language="c++",
     )
+
+
+def cuda_extension(archs: list[str]) -> Extension:
+    cuda_headers = f"-isystem{cpp_extension.CUDA_HOME}/include"
+    return Extension(
+        "mha_ext._C_cuda",
+        files("csrc/ops/cuda/*.cpp", "csrc/cuda/launch/*.cu"),
+        depends=files("csrc/**/*.h", "csrc/**/*.inl", "csrc/**/*.cuh"),
+        library_dirs=cpp_extension.library_paths("cuda"),
+        libraries=["torch_cpu", "torch_cuda", "cudart"],
+        define_macros=[("MHA_CUDA_ARCHS", f'"{" ".join(archs)}"')],
+        extra_compile_args={
+            "cxx": [*COMPILE_FLAGS, *torch_headers(), cuda_headers],
+            "nvcc": ["-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fvisibility=hidden", *gencode(archs)],
+        },
+        language="c++",
+    )
+
+
+def gencode(archs: list[str]) -> list[str]:
+    """
+    >>> gencode(["9.0+PTX"])
+    ['-gencode=arch=compute_90,code=sm_90', '-gencode=arch=compute_90,code=compute_90']
+    """
+    flags = []
+    for arch in archs:
+        number = arch.removesuffix("+PTX").replace(".", "")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if arch.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+def visible_archs() -> list[str]:
+    """Architectures of the GPUs of this machine."""
+    if not torch.cuda.is_available():
+        return []
+    return sorted({"{}.{}".format(*torch.cuda.get_device_capability(i)) for i in range(torch.cuda.device_count())})
+
+
+def why_no_cuda() -> str | None:
+    """What keeps CUDA code from being built here, if anything does."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    nvcc = Path(cpp_extension.CUDA_HOME or "", "bin", "nvcc")
+    if cpp_extension.CUDA_HOME is None or not nvcc.exists():
+        return "there is no nvcc: set CUDA_HOME"
+    found = re.search(r"release (\d+)\.\d+", subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
+    major = torch.version.cuda.split(".")[0]
+    if found is None or found[1] != major:
+        return f"{nvcc} is of CUDA {found[1] if found else '?'}, torch of CUDA {major}"
+    return None
+
+
+def cuda_archs() -> list[str]:
+    """The architectures to build for; none: no CUDA."""
+    wanted = os.environ.get("MHA_EXT_CUDA", "auto")
+    if wanted not in ("auto", "0", "1"):
+        sys.exit(f"MHA_EXT_CUDA must be auto, 0 or 1, got {wanted}")
+    if wanted == "0":
+        return []
+    reason = why_no_cuda()
+    if wanted == "1" and reason:
+        sys.exit(f"MHA_EXT_CUDA=1, but {reason}")
+    listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
+    archs = listed or (CUDA_ARCHS if wanted == "1" else visible_archs())
+    if reason is None and not archs:
+        reason = "this machine has no GPU"
+    if reason:
+        print(f"mha_ext: building without CUDA, as {reason}. MHA_EXT_CUDA=1 builds with it or fails.")
+        return []
+    return archs
 
 
 if sys.platform == "win32":
     sys.exit("mha_ext builds on Linux and macOS with gcc or clang; MSVC has no vector extensions")
 
-setup(ext_modules=[cpu_extension()], cmdclass={"build_ext": cpp_extension.BuildExtension})
+archs = cuda_archs()
+setup(
+    ext_modules=[cpu_extension(), *([cuda_extension(archs)] if archs else [])],
+    cmdclass={"build_ext": cpp_extension.BuildExtension},
+)

@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 from types import ModuleType
 
-import torch  # noqa: F401  (loads libtorch, which the compiled part is linked against)
+import torch  # also loads libtorch, which the compiled part is linked against
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -38,26 +38,49 @@ def _load_file(name: str, path: Path) -> ModuleType:
     return module
 
 
+def _load(name: str) -> ModuleType | None:
+    """The compiled module of that name, None if it was not built."""
+    try:
+        module = importlib.import_module(f"mha_ext.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"mha_ext.{name}":
+            raise
+        twin = _installed_twin(name)
+        if twin is None:
+            return None
+        module = _load_file(name, twin)
+    shared_objects[name] = str(module.__file__)
+    return module
+
+
 def load_core() -> ModuleType:
     """Import ``mha_ext._C``, which registers the operators ``torch.ops.mha_ext.*``.
 
     Raises:
         ImportError: it is not built; the text says how to build it.
     """
+    module = _load("_C")
+    if module is None:
+        raise ImportError(
+            f"the compiled part of mha_ext is missing from {_PACKAGE}: run `pip install .` in the repository root"
+        )
+    return module
+
+
+def load_cuda() -> ModuleType | None:
+    """Import ``mha_ext._C_cuda``, which adds the CUDA implementations; None where that cannot be."""
+    if torch.version.cuda is None:
+        shared_objects["_C_cuda"] = f"not loaded: torch {torch.__version__} was built without CUDA"
+        return None
     try:
-        module = importlib.import_module("mha_ext._C")
-    except ModuleNotFoundError as error:
-        if error.name != "mha_ext._C":
-            raise
-        twin = _installed_twin("_C")
-        if twin is None:
-            raise ImportError(
-                f"the compiled part of mha_ext is missing from {_PACKAGE}: run `pip install .` in the repository root"
-            ) from None
-        module = _load_file("_C", twin)
-    shared_objects["_C"] = str(module.__file__)
+        module = _load("_C_cuda")
+    except ImportError as error:
+        shared_objects["_C_cuda"] = f"not loaded: {error}"
+        return None
+    if module is None:
+        shared_objects["_C_cuda"] = "not built: MHA_EXT_CUDA=1 pip install . builds it, see README.md"
     return module
 
 
 core = load_core()
-shared_objects["_C_cuda"] = "not built: this version has CPU kernels only"
+cuda = load_cuda()

@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 
 from . import rules_steps
-from .ops import FLOAT_DTYPES
+from .ops import DEVICES, FLOAT_DTYPES, KERNELS
 from .reference import POSITION_LIMIT, UNBOUNDED
 
 _DTYPE_TEXT = "float64, float32, bfloat16 or float16"
 _INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MASK_DTYPES = (torch.bool, *_INT_DTYPES, torch.uint16, torch.uint32, torch.uint64, *FLOAT_DTYPES)
-_DEVICES = ("cpu", "meta")
 
 
 def check_float_tensor(name: str, x: object) -> None:
@@ -32,8 +31,8 @@ def check_float_tensor(name: str, x: object) -> None:
     check_dense(name, x)
     if x.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} must be {_DTYPE_TEXT}, got {x.dtype}")
-    if x.device.type not in _DEVICES:
-        raise NotImplementedError(f"{name} is on device {x.device}, but mha_ext has kernels for cpu only")
+    if x.device.type not in DEVICES:
+        raise NotImplementedError(f"{name} is on device {x.device}, but mha_ext has kernels for {KERNELS}")
 
 
 def check_dense(name: str, x: Tensor) -> None:

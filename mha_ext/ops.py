@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _load  # noqa: F401  (registers the operators)
+from . import _load  # registers the operators
 
 attention_scores = torch.ops.mha_ext.attention_scores.default
 weighted_sum = torch.ops.mha_ext.weighted_sum.default
@@ -31,6 +31,8 @@ fused_attention_eager, fused_attention_backward_eager = (
 )
 
 
+KERNELS = "cpu and cuda" if _load.cuda else "cpu only"
+DEVICES = ("cpu", "meta", *(("cuda",) if _load.cuda else ()))
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -49,8 +51,8 @@ def _check_devices(*tensors: object) -> None:
     devices = {x.device for x in given}
     if len(devices) > 1:
         raise ValueError(f"mha_ext: all tensors must be on one device, got {', '.join(sorted(map(str, devices)))}")
-    if given[0].device.type not in ("cpu", "meta"):
-        raise NotImplementedError(f"mha_ext has kernels for cpu only, got tensors on {given[0].device}")
+    if given[0].device.type not in DEVICES:
+        raise NotImplementedError(f"mha_ext has kernels for {KERNELS}, got tensors on {given[0].device}")
     if any(x.layout != torch.strided for x in given):
         raise NotImplementedError("mha_ext: all tensors must be dense (strided)")
 

@@ -21,10 +21,10 @@ struct Attention {
   Visibility visibility;
 
   double scale = 1.0;
-  double softcap = 0.0;     // 0: none
-  double mask_value = 0.0;  // -inf: hidden keys have no weight
-  double dropout = 0.0;     // probability; 0: none, and the seed is of no account
-  uint64_t seed = 0;
+  double softcap = 0.0;           // 0: none
+  double mask_value = 0.0;        // -inf: hidden keys have no weight
+  double dropout = 0.0;           // probability; 0: none, and the seed is of no account
+  const int64_t* seed = nullptr;  // 64 random bits, where the tensors are
 
   double work() const { return 2.0 * batch.count() * queries * keys * (head_dim + value_dim); }
 };

@@ -35,6 +35,9 @@ MHA_INLINE PhiloxBlock philox4x32(PhiloxBlock counter, uint32_t key0, uint32_t k
 // 2^-16, and half the price of 32 bits each.
 constexpr int kKeysPerBlock = 8;
 
+// Null where there is no dropout, and then of no account.
+MHA_INLINE uint64_t dropout_seed(const int64_t* seed) { return seed ? static_cast<uint64_t>(*seed) : 0; }
+
 MHA_INLINE PhiloxBlock dropout_block(uint64_t seed, uint32_t batch, uint32_t head, uint32_t query, uint32_t key_block) {
   return philox4x32({{query, key_block, head, batch}}, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
 }

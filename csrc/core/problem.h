@@ -112,10 +112,21 @@ struct Dropout {
   int64_t rows = 0, cols = 0;
   Input weights;
   Output out;
-  uint64_t seed = 0;
+  const int64_t* seed = nullptr;  // 64 random bits, where the tensors are
   double p = 0.0;
 
   double work() const { return 10.0 * batch.count() * rows * cols; }  // mostly Philox, an eighth of a block each
+};
+
+// What an element of a mask is, as far as "not zero" is concerned: -0.0 is zero.
+enum class MaskKind : int { bits8, bits16, bits32, bits64, float16, float32, float64 };
+
+// keep = mask != 0, element by element in the order of `shape`. bfloat16 and float16 alike but for the sign bit.
+struct KeepMask {
+  MaskKind kind = MaskKind::bits8;
+  BatchShape shape;
+  Input mask;            // batch_stride holds the strides of all dimensions
+  bool* keep = nullptr;  // without gaps
 };
 
 // out = sum of x over every dimension in which out's stride is 0. `shape` holds all dimensions, matrices included.

@@ -92,12 +92,6 @@ inline ScalarType accumulation_type(ScalarType type) {
   return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-inline void require_type(const char* name, const Tensor& t, ScalarType type) {
-  require(t.is_cpu(), name, " must be a CPU tensor like the others");
-  require(t.scalar_type() == type, name, " must have dtype ", dtype_name(type), " like the others, got ",
-          dtype_name(t.scalar_type()));
-}
-
 inline void require_dims(const char* name, const Tensor& t, int64_t dims) {
   require(t.dim() == dims, name, " must have ", dims, " dimensions, got shape ", shape_text(t));
 }

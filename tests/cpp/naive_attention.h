@@ -107,9 +107,9 @@ struct Rows {
 
   double keep_factor(int64_t i, int64_t j) const {
     if (p.dropout == 0) return 1;
-    const PhiloxBlock block =
-        dropout_block(p.seed, static_cast<uint32_t>(entry / p.heads), static_cast<uint32_t>(entry % p.heads),
-                      static_cast<uint32_t>(i), static_cast<uint32_t>(j / kKeysPerBlock));
+    const PhiloxBlock block = dropout_block(dropout_seed(p.seed), static_cast<uint32_t>(entry / p.heads),
+                                            static_cast<uint32_t>(entry % p.heads), static_cast<uint32_t>(i),
+                                            static_cast<uint32_t>(j / kKeysPerBlock));
     const bool keep = dropout_field(block, static_cast<int>(j % kKeysPerBlock)) >= dropout_threshold(p.dropout);
     return keep ? 1 / (1 - p.dropout) : 0;
   }

@@ -59,9 +59,10 @@ struct FusedCase {
   BatchShape kv_batch;
   Stack<T> query, key, value, bias, sinks;
   Hidden hidden;
+  const int64_t seed;
   char about[300];
 
-  explicit FusedCase(Random& random, const char* isa) {
+  FusedCase(Random& random, const char* isa) : seed(static_cast<int64_t>(random.bits())) {
     p.dtype = kDType<T>;
     p.batch.ndim = static_cast<int>(random.integer(2, 4));
     for (int d = 0; d < p.batch.ndim; ++d) p.batch.size[d] = random.chance(0.03) ? 0 : random.integer(1, 2);
@@ -99,7 +100,7 @@ struct FusedCase {
     }
     if (random.chance(0.3)) p.softcap = 5;
     p.mask_value = random.pick({-kInf, -kInf, -kInf, -1e9, -1e39, 0.5});
-    if (random.chance(0.3)) p.dropout = random.pick({0.1, 0.5, 1.0}), p.seed = random.bits();
+    if (random.chance(0.3)) p.dropout = random.pick({0.1, 0.5, 1.0}), p.seed = &seed;
     if (random.chance(0.7)) hidden.randomise(random, p.batch, p.queries, p.keys);
     p.visibility = hidden.visibility;
     poison(random);

@@ -227,7 +227,8 @@ void test_dropout(Random& random, const cpu::KernelTable& table) {
   weights.fill_normal(random, 1);
   if (random.chance(0.3) && !weights.storage.empty()) weights.storage[0] = narrow<T>(static_cast<Acc>(kNan));
   p.weights = weights.view, p.out = out.output();
-  p.seed = random.bits();
+  const int64_t seed = static_cast<int64_t>(random.bits());
+  p.seed = &seed;
   const double rates[] = {0, 0.1, 0.5, 0.999999, 1};
   p.p = rates[random.integer(0, 4)];
   run_in_pieces(random, table.dropout[static_cast<int>(kDType<T>)], p);
@@ -235,8 +236,8 @@ void test_dropout(Random& random, const cpu::KernelTable& table) {
   for (int64_t e = 0, n = p.batch.count(); e < n; ++e)
     for (int64_t i = 0; i < p.rows; ++i)
       for (int64_t j = 0; j < p.cols; ++j) {
-        const PhiloxBlock block =
-            dropout_block(p.seed, uint32_t(e / heads), uint32_t(e % heads), uint32_t(i), uint32_t(j / kKeysPerBlock));
+        const PhiloxBlock block = dropout_block(dropout_seed(p.seed), uint32_t(e / heads), uint32_t(e % heads),
+                                                uint32_t(i), uint32_t(j / kKeysPerBlock));
         const bool keep = dropout_field(block, int(j % kKeysPerBlock)) >= dropout_threshold(p.p);
         const T expected = narrow<T>(keep ? widen(weights.at(e, i, j)) * static_cast<Acc>(1 / (1 - p.p)) : Acc(0));
         const Acc a = widen(expected), b = widen(out.at(e, i, j));

@@ -87,7 +87,8 @@ void check_type(Random& random) {
   Dropout dropout;
   dropout.dtype = dtype, dropout.batch = batch, dropout.rows = queries, dropout.cols = keys;
   dropout.weights = weights.view, dropout.out = dropped.output();
-  dropout.seed = 7, dropout.p = 0.3;
+  const int64_t seed = 7;
+  dropout.seed = &seed, dropout.p = 0.3;
   check_same("dropout", table.dropout[type], dropout, dropped);
 
   SoftmaxBackward backward;
@@ -104,6 +105,7 @@ template <class T>
 void check_fused(Random& random, bool shares_bias = false) {
   using Acc = accumulate_t<T>;
   const int type = static_cast<int>(kDType<T>);
+  const int64_t seed = 7;
   const cpu::KernelTable& table = cpu::kernels();
   BatchShape batch, kv_batch;
   batch.ndim = 3, batch.size[0] = 2, batch.size[1] = shares_bias ? 4 : 2, batch.size[2] = 2;
@@ -111,7 +113,7 @@ void check_fused(Random& random, bool shares_bias = false) {
   FusedForward p;
   p.dtype = kDType<T>, p.batch = batch, p.group = 2, p.heads = 2 * batch.size[1];
   p.queries = shares_bias ? 300 : 70, p.keys = shares_bias ? 270 : 131, p.head_dim = 33, p.value_dim = 20;
-  p.visibility.window_right = 0, p.mask_value = -INFINITY, p.scale = 0.2, p.dropout = 0.2, p.seed = 7;
+  p.visibility.window_right = 0, p.mask_value = -INFINITY, p.scale = 0.2, p.dropout = 0.2, p.seed = &seed;
   Stack<T> query = contiguous<T>(batch, p.queries, p.head_dim), key = contiguous<T>(kv_batch, p.keys, p.head_dim);
   Stack<T> value = contiguous<T>(kv_batch, p.keys, p.value_dim), output = contiguous<T>(batch, p.queries, p.value_dim);
   Stack<T> bias = contiguous<T>(batch, p.queries, p.keys);

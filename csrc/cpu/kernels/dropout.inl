@@ -93,7 +93,7 @@ struct DropoutRows {
       : cols(p.cols),
         weights(p.batch, entry, p.weights),
         out(p.batch, entry, p.out),
-        dropout(RowDropout<Acc>::of(p.p, p.seed, entry, p.batch.size[p.batch.ndim - 1])),
+        dropout(RowDropout<Acc>::of(p.p, dropout_seed(p.seed), entry, p.batch.size[p.batch.ndim - 1])),
         keep_scale(static_cast<Acc>(1 / (1 - p.p))) {}
 
   void row(int64_t i) const {

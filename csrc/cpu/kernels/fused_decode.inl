@@ -86,7 +86,7 @@ struct DecodeTask {
     row.range = visible_keys(visibility, query);
     row.logits = {MatrixReader<T>(p.batch, entry, p.bias).row(query), mask_row<Acc>(visibility, query), logits.softcap,
                   logits.hidden};
-    row.dropout = RowDropout<Acc>::of(p.dropout, p.seed, entry, p.heads);
+    row.dropout = RowDropout<Acc>::of(p.dropout, dropout_seed(p.seed), entry, p.heads);
     const Factor<T> factors = rows_of<T>(p, entry, p.query, query, 1, p.head_dim);
     Packer<T>{factors.data, factors.stride, factors.depth_stride, 1, p.head_dim, row.factors, key_size}.run();
     std::memset(row.output, 0, static_cast<size_t>(value_size) * sizeof(Acc));

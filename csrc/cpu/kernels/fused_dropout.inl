@@ -53,8 +53,8 @@ struct PanelDropout {
   PanelDropout(const Attention& p, const QueryPanel& panel)
       : active(dropout_threshold(p.dropout) > 0),
         keep_scale(scale_of_kept(p)),
-        key0(static_cast<uint32_t>(p.seed)),
-        key1(static_cast<uint32_t>(p.seed >> 32)),
+        key0(static_cast<uint32_t>(dropout_seed(p.seed))),
+        key1(static_cast<uint32_t>(dropout_seed(p.seed) >> 32)),
         head(static_cast<uint32_t>(panel.entry % p.heads)) {
     using Word = std::remove_reference_t<decltype(last_dropped[0])>;
     const uint64_t largest = (uint64_t{dropout_threshold(p.dropout)} << DroppedKeys<Acc>::kTop) - 1;

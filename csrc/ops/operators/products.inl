@@ -1,14 +1,8 @@
-// The three products on CPU. Each is core/problem.h's Product with other strides:
+// The three products. Each is core/problem.h's Product with other strides:
 //   scores                     S[h] = scale * Q[h] K[g]^T
 //   weighted sum               O[h] = scale * W[h] V[g]
 //   weighted sum over queries  Y[g] = scale * sum over the heads h of group g of W[h]^T X[h]
 // and their derivatives are each other.
-#include "allocate.h"
-#include "heads.h"
-#include "launch.h"
-
-namespace mha::ops {
-namespace {
 
 // C[h] = scale * A[h] B[g(h)], B read as it stands or transposed.
 struct PerHead {
@@ -45,10 +39,11 @@ void run_per_head(const PerHead& op, const Tensor& a, const Tensor& b, double sc
   p.c = split_heads(per_head_view<Output>("out", out, -2, -1), head, group);
   p.alpha = scale;
   p.zero_hides = !op.transpose_b;
-  launch(cpu::kernels().product, p);
+  Device::product(p);
 }
 
 Tensor per_head(const PerHead& op, const Tensor& a, const Tensor& b, double scale) {
+  const Device::Scope scope(a);
   check_per_head(op, a, b);
   Tensor out = allocate(shape_with_tail(a, 1, {output_columns(op, b)}), a.scalar_type());
   run_per_head(op, a, b, scale, out);
@@ -56,6 +51,7 @@ Tensor per_head(const PerHead& op, const Tensor& a, const Tensor& b, double scal
 }
 
 void per_head_out(const PerHead& op, const Tensor& a, const Tensor& b, double scale, const Tensor& out) {
+  const Device::Scope scope(a);
   check_per_head(op, a, b);
   require_type("out", out, a.scalar_type());
   require_same_leading("out", out, a, a.dim() - 1);
@@ -83,6 +79,7 @@ void weighted_sum_out(const Tensor& weights, const Tensor& value, double scale, 
 }
 
 Tensor weighted_sum_over_queries(const Tensor& weights, const Tensor& x, int64_t kv_heads, double scale) {
+  const Device::Scope scope(weights);
   require_matrices("weights", weights);
   require_type("x", x, weights.scalar_type());
   require_same_leading("x", x, weights, weights.dim() - 1);
@@ -110,17 +107,6 @@ Tensor weighted_sum_over_queries(const Tensor& weights, const Tensor& x, int64_t
   p.c = matrices<Output>("out", out, p.batch, p.m, p.n);
   p.alpha = scale;
   p.zero_hides = true;
-  launch(cpu::kernels().product, p);
+  Device::product(p);
   return out;
-}
-
-}  // namespace
-}  // namespace mha::ops
-
-STABLE_TORCH_LIBRARY_IMPL(mha_ext, CPU, m) {
-  m.impl("attention_scores", TORCH_BOX(&mha::ops::attention_scores));
-  m.impl("attention_scores_out", TORCH_BOX(&mha::ops::attention_scores_out));
-  m.impl("weighted_sum", TORCH_BOX(&mha::ops::weighted_sum));
-  m.impl("weighted_sum_out", TORCH_BOX(&mha::ops::weighted_sum_out));
-  m.impl("weighted_sum_over_queries", TORCH_BOX(&mha::ops::weighted_sum_over_queries));
 }

@@ -1,11 +1,11 @@
-// The normalisation of masks on CPU: any dtype to bool.
+// A mask of any dtype to bool, on CPU.
 #include <atomic>
 #include <type_traits>
 
-#include "../core/half.h"
-#include "../core/strides.h"
-#include "allocate.h"
-#include "views.h"
+#include "../../core/half.h"
+#include "../../core/strides.h"
+#include "../views.h"
+#include "device.h"
 
 namespace mha::ops {
 namespace {
@@ -123,18 +123,10 @@ double keep_all_of(ScalarType type, const Tensor& mask, const Tensor& keep) {
   return 0;
 }
 
-// Non-zero = may attend. A floating-point mask with a negative value is an additive one in the wrong place.
-Tensor keep_mask(const Tensor& mask) {
-  require(mask.dim() <= kMaxBatchDims, "mask has ", mask.dim(), " dimensions, at most ", kMaxBatchDims,
-          " are possible");
-  Tensor keep = allocate(shape_with_tail(mask, 0, {}), ScalarType::Bool);
-  const double lowest = keep_all_of(mask.scalar_type(), mask, keep);
-  require(lowest >= 0, "mask must hold 0 (hidden) and non-zero (may attend), got the negative value ", lowest,
-          ": pass an additive mask as bias=");
-  return keep;
+}  // namespace
+
+double CpuDevice::keep_mask(const Tensor& mask, const Tensor& keep) {
+  return keep_all_of(mask.scalar_type(), mask, keep);
 }
 
-}  // namespace
 }  // namespace mha::ops
-
-STABLE_TORCH_LIBRARY_IMPL(mha_ext, CPU, m) { m.impl("keep_mask", TORCH_BOX(&mha::ops::keep_mask)); }

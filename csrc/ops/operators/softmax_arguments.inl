@@ -1,10 +1,4 @@
 // What the softmax step and fused attention take alike: visibility, bias, sinks, softcap and mask_value.
-#pragma once
-#include <cmath>
-
-#include "views.h"
-
-namespace mha::ops {
 
 // Which keys each query sees, as the operators receive it.
 struct VisibilityArguments {
@@ -14,7 +8,7 @@ struct VisibilityArguments {
   int64_t window_left, window_right, causal_offset;
 };
 
-inline Visibility visibility(const VisibilityArguments& from, const BatchShape& batch, int64_t rows, int64_t cols) {
+Visibility visibility(const VisibilityArguments& from, const BatchShape& batch, int64_t rows, int64_t cols) {
   Visibility v;
   v.window_left = from.window_left;
   v.window_right = from.window_right;
@@ -35,22 +29,20 @@ inline Visibility visibility(const VisibilityArguments& from, const BatchShape& 
   return v;
 }
 
-inline Input bias_view(const OptionalTensor& bias, ScalarType type, const BatchShape& batch, int64_t rows,
+Input bias_view(const OptionalTensor& bias, ScalarType type, const BatchShape& batch, int64_t rows,
                        int64_t cols) {
   if (!bias) return {};
   require_type("bias", *bias, type);
   return matrices<Input>("bias", *bias, batch, rows, cols);
 }
 
-inline Input sinks_view(const OptionalTensor& sinks, ScalarType type, const BatchShape& batch) {
+Input sinks_view(const OptionalTensor& sinks, ScalarType type, const BatchShape& batch) {
   if (!sinks) return {};
   require_type("sinks", *sinks, type);
   return entry_values("sinks", *sinks, batch);
 }
 
-inline void require_softmax_numbers(double softcap, double mask_value) {
+void require_softmax_numbers(double softcap, double mask_value) {
   require(softcap >= 0 && std::isfinite(softcap), "softcap must be positive and finite, or 0 for none, got ", softcap);
   require(!std::isnan(mask_value) && mask_value < INFINITY, "mask_value must be -inf or finite, got ", mask_value);
 }
-
-}  // namespace mha::ops

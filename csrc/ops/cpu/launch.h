@@ -1,8 +1,8 @@
 #pragma once
 #include <atomic>
 
-#include "../cpu/dispatch/dispatch.h"
-#include "stable_abi.h"
+#include "../../cpu/dispatch/dispatch.h"
+#include "../stable_abi.h"
 
 namespace mha::ops {
 

@@ -1,11 +1,4 @@
-// Masked softmax, its backward, and the deterministic sum that gives a broadcast bias its gradient, on CPU.
-#include "../core/sum_plan.h"
-#include "allocate.h"
-#include "launch.h"
-#include "softmax_arguments.h"
-
-namespace mha::ops {
-namespace {
+// Masked softmax, its backward, and the deterministic sum that gives a broadcast bias its gradient.
 
 std::tuple<Tensor, OptionalTensor> masked_softmax(const Tensor& scores, const OptionalTensor& bias,
                                                   const OptionalTensor& sinks, const OptionalTensor& mask,
@@ -13,6 +6,7 @@ std::tuple<Tensor, OptionalTensor> masked_softmax(const Tensor& scores, const Op
                                                   const OptionalTensor& causal_offsets, int64_t window_left,
                                                   int64_t window_right, int64_t causal_offset, double softcap,
                                                   double mask_value) {
+  const Device::Scope scope(scores);
   require_matrices("scores", scores);
   const ScalarType type = scores.scalar_type();
   SoftmaxForward p;
@@ -36,7 +30,7 @@ std::tuple<Tensor, OptionalTensor> masked_softmax(const Tensor& scores, const Op
     sink_weights = allocate(shape_with_tail(scores, 1, {}), accumulation_type(type));
     p.sink_weights = row_values<Output>("sink_weights", *sink_weights, p.batch, p.rows);
   }
-  launch(cpu::kernels().softmax_forward, p);
+  Device::softmax_forward(p);
   return {weights, sink_weights};
 }
 
@@ -45,6 +39,7 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> masked_softmax_backward(
     const OptionalTensor& grad_sink_weights, const OptionalTensor& scores, const OptionalTensor& mask,
     const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets, int64_t window_left, int64_t window_right,
     int64_t causal_offset, double softcap, double mask_value, bool want_grad_logits) {
+  const Device::Scope scope(weights);
   require_matrices("weights", weights);
   const ScalarType type = weights.scalar_type(), sums = accumulation_type(type);
   SoftmaxBackward p;
@@ -85,11 +80,12 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> masked_softmax_backward(
     grad_sink_rows = allocate(shape_with_tail(weights, 1, {}), sums);
     p.grad_sink_rows = row_values<Output>("grad_sink_rows", *grad_sink_rows, p.batch, p.rows);
   }
-  launch(cpu::kernels().softmax_backward, p);
+  Device::softmax_backward(p);
   return {grad_scores, grad_logits, grad_sink_rows};
 }
 
 Tensor sum_over(const Tensor& x, const std::vector<int64_t>& dims) {
+  const Device::Scope scope(x);
   SumOver p;
   p.dtype = dtype_of("x", x);
   require(x.dim() <= kMaxBatchDims, "x has ", x.dim(), " dimensions, at most ", kMaxBatchDims, " are possible");
@@ -108,25 +104,6 @@ Tensor sum_over(const Tensor& x, const std::vector<int64_t>& dims) {
   }
   p.x.data = data_of("x", p.x, x);
   p.out.data = data_of("out", p.out, out);
-  // A sum over much gives few tasks: it is cut into chunks, by shape alone, whose partial sums are added in order.
-  OptionalTensor partials;
-  if (const int64_t count = sum_partials(p)) {
-    partials = allocate({count}, accumulation_type(x.scalar_type()));
-    p.partials = partials->mutable_data_ptr();
-  }
-  launch(cpu::kernels().sum_over, p);
-  if (p.partials) {
-    const auto& second = cpu::kernels().sum_partials[static_cast<int>(p.dtype)];
-    second.run(p, 0, second.tasks(p));  // on this thread: starting the others again would cost more
-  }
+  Device::sum_over(p);
   return out;
-}
-
-}  // namespace
-}  // namespace mha::ops
-
-STABLE_TORCH_LIBRARY_IMPL(mha_ext, CPU, m) {
-  m.impl("masked_softmax", TORCH_BOX(&mha::ops::masked_softmax));
-  m.impl("masked_softmax_backward", TORCH_BOX(&mha::ops::masked_softmax_backward));
-  m.impl("sum_over", TORCH_BOX(&mha::ops::sum_over));
 }
