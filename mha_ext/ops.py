@@ -1,7 +1,7 @@
 """The native operators and what torch needs to trace them: one fake (shapes, dtypes and strides, no data) each.
 
 These operators are private. They take every argument in its full form, know nothing of autograd, and check only what
-memory safety needs; call :mod:`mha_ext.functional` instead. Their schemas stand in ``csrc/ops/schema.cpp``.
+memory safety needs; call :mod:`mha_ext.functional` instead. Their schemas stand in ``csrc/ops/operators/schemas.h``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Kernels run by several threads at once, as csrc/ops/launch.h does: tasks of one problem shared out over 1 to 5
+// Kernels run by several threads at once, as csrc/ops/cpu/launch.h does: tasks of one problem shared out over 1 to 5
 // threads, in ranges or one by one, must give the same bytes, and ThreadSanitizer must find nothing to report.
 #include <atomic>
 #include <thread>
