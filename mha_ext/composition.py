@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import arguments as args
-from . import rules_fused, rules_steps
+from . import _load, rules_fused, rules_steps
 from .arguments import SoftmaxOptions, without_heads
 from .autograd import needs_full
 from .ops import FLOAT_DTYPES
@@ -32,6 +32,11 @@ def _autocast(*tensors: Any) -> tuple[Any, ...]:
         x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
         for x in tensors
     )
+
+
+def _autocasts() -> bool:
+    """Whether autocast is on for some device that has kernels."""
+    return torch.is_autocast_enabled("cpu") or (_load.cuda is not None and torch.is_autocast_enabled("cuda"))
 
 
 def scores(query: Tensor, key: Tensor, scale: float | None, enable_gqa: bool) -> Tensor:
@@ -127,7 +132,7 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
 def _fit_as_they_are(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
     """Whether all of :func:`_check_inputs` holds and nothing needs a cast or an expansion: what most calls are, told in
     a tenth of the time, which for small inputs is most of the call."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if torch.compiler.is_compiling() or _autocasts():
         return False
     for x in (query, key, value):
         if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested or not x.is_cpu:
@@ -155,7 +160,7 @@ def _plain_attention(
 ) -> tuple[Tensor, Tensor | None] | None:
     """A call without further options, straight to the operator, which makes its own checks in no time. None: it needs
     more than that. What it raises is not in the user's words."""
-    if torch.compiler.is_compiling() or needs_full() or torch.is_autocast_enabled("cpu"):
+    if torch.compiler.is_compiling() or needs_full() or _autocasts():
         return None
     if query.dim() < 4 or not (enable_gqa is True or (enable_gqa is False and key.size(-3) == query.size(-3))):
         return None

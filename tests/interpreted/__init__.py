@@ -1,0 +1,39 @@
+"""CUDA kernels without a GPU: mha_ext's operators, run by the PTX interpreter.
+
+``with OnInterpreter(): ...`` sends every operator of mha_ext that is called inside to its CUDA implementation; whatever
+the interpreter finds fault with (memory out of bounds, races, values never written) is raised at the end.
+"""
+
+from torch import ops
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .library import load, why_not
+
+__all__ = ["OnInterpreter", "load", "why_not"]
+
+
+class OnInterpreter(TorchDispatchMode):
+    """On the PTX for ``architecture``, 80 or 90."""
+
+    def __init__(self, architecture=80):
+        super().__init__()
+        self.architecture = architecture
+        self.called = []
+
+    def __enter__(self):
+        self.interpreter = load()
+        self.interpreter.ptxvm_reset()
+        self.interpreter.ptxvm_device(self.architecture // 10, self.architecture % 10, 132)
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        if exception[0] is None:
+            findings = self.interpreter.ptxvm_findings().decode()
+            assert not findings, f"sm_{self.architecture}: {findings}"
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "mha_ext":
+            self.called.append(func._opname)
+            func = getattr(getattr(ops.mha_ext_ptxvm, func._opname), func._overloadname)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,86 @@
+"""The machine code of the CUDA kernels against the stored table: worse fails, better asks for the table to be renewed."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "gauge"))
+import gauge
+import sass
+
+MISSING = gauge.missing_tools()
+needs_tools = pytest.mark.skipif(bool(MISSING), reason=f"not found: {', '.join(MISSING)}")
+# Instructions per tensor-core instruction move a little with every change of the code around a loop.
+SLACK = 1.03
+
+TWO_LOOPS = """
+.text.kernel:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0020*/              @!PT LDS RZ, [RZ] ;
+.L_x_2:
+        /*0030*/                   FFMA R0, R1, R2, R0 ;
+        /*0040*/               @P0 BRA `(.L_x_2) ;
+        /*0050*/                   LDL R3, [R1] ;
+        /*0060*/               @P1 BRA `(.L_x_1) ;
+        /*0070*/                   EXIT ;
+"""
+
+
+def test_the_loop_with_tensor_instructions_is_found():
+    (function,) = sass.parse(TWO_LOOPS)
+    assert function.name == "kernel"
+    assert [i.base for i in function.main_loop()] == ["HMMA", "FFMA", "BRA", "LDL", "BRA"]
+    assert gauge.main_loop(function) == {
+        "loop": 5, "loop_control": 2, "loop_float": 1, "loop_local": 1, "loop_tensor": 1,
+    }  # fmt: skip
+
+
+def test_code_without_multiplications_has_no_main_loop():
+    (function,) = sass.parse(TWO_LOOPS.replace("HMMA.16816.F32", "IADD3").replace("FFMA", "IADD3"))
+    assert function.main_loop() == []
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return gauge.measure_all()
+
+
+@needs_tools
+def test_nothing_is_spilt(measured):
+    spilt = [
+        f"{arch} {name}: stack {row['stack']}, {row['local_accesses']} accesses to local memory"
+        for arch, rows in measured.items()
+        for name, row in rows.items()
+        if row["stack"] or row["local_accesses"]
+    ]
+    assert not spilt, "\n".join(spilt)
+
+
+@needs_tools
+def test_no_kernel_is_worse_than_in_the_table(measured):
+    stored = json.loads(gauge.TABLE.read_text())
+    if stored["nvcc"] != gauge.nvcc_version():
+        pytest.skip(f"the table was made by nvcc {stored['nvcc']}, this is {gauge.nvcc_version()}")
+    renew = "renew the table: python tests/gauge/gauge.py --write"
+    worse, better = [], []
+    for arch, rows in measured.items():
+        assert rows.keys() == stored["archs"][arch].keys(), f"kernels came or went, {renew}"
+        for name, row in rows.items():
+            old = stored["archs"][arch][name]
+            pairs = [(key, row[key], old[key]) for key in ("registers", "shared")]
+            if (ratio := gauge.per_tensor(row)) is not None:
+                pairs.append(("instructions per tensor instruction", ratio, gauge.per_tensor(old) or 0))
+            for key, now, before in pairs:
+                text = f"{arch} {name}: {key} {before:.4g} -> {now:.4g}"
+                if now > before * (SLACK if key.startswith("instr") else 1):
+                    worse.append(text)
+                elif now * SLACK < before:
+                    better.append(text)
+    if better:
+        warnings.warn(f"{renew}, it has become better:\n" + "\n".join(better), stacklevel=1)
+    assert not worse, "\n".join(worse)
