@@ -1,0 +1,83 @@
+// Elements of the four dtypes on the device: how they are converted, how neighbours move together, and the functions
+// of them that the steps need.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../../core/half.h"
+#include "../../core/problem.h"
+
+namespace mha::cuda {
+
+// widen() and narrow() of core/half.h by the hardware's instructions.
+template <class T>
+__device__ __forceinline__ accumulate_t<T> to_accumulate(T x) {
+  if constexpr (std::is_same_v<T, float16>) return __half2float(__ushort_as_half(x.bits));
+  else return widen(x);
+}
+
+template <class T>
+__device__ __forceinline__ T from_accumulate(accumulate_t<T> x) {
+  if constexpr (std::is_same_v<T, bfloat16>) return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+  else if constexpr (std::is_same_v<T, float16>) return {__half_as_ushort(__float2half_rn(x))};
+  else return x;
+}
+
+// A run: neighbours that one memory instruction moves together, where their address is a multiple of its size.
+constexpr int kRunBytes = 16;
+template <class T>
+constexpr int kRun = kRunBytes / static_cast<int>(sizeof(T));
+
+template <class T>
+__device__ __forceinline__ bool starts_run(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % kRunBytes == 0;
+}
+
+template <class T>
+__device__ __forceinline__ void load_run(const T* p, T (&x)[kRun<T>]) {
+  const uint4 words = *reinterpret_cast<const uint4*>(p);
+  memcpy(x, &words, kRunBytes);
+}
+
+template <class T>
+__device__ __forceinline__ void store_run(T* p, const T (&x)[kRun<T>]) {
+  uint4 words;
+  memcpy(&words, x, kRunBytes);
+  *reinterpret_cast<uint4*>(p) = words;
+}
+
+// Offset of element `flat` of a shape, in the order of that shape. As batch_offset of core/strides.h, but without the
+// division that the outermost dimension does not need: a shape of one dimension costs none.
+__device__ __forceinline__ int64_t element_offset(const BatchShape& shape, int64_t flat, const int64_t* strides) {
+  int64_t offset = 0;
+  for (int d = shape.ndim - 1; d > 0; --d) {
+    const int64_t rest = flat / shape.size[d];
+    offset += (flat - rest * shape.size[d]) * strides[d];
+    flat = rest;
+  }
+  return shape.ndim ? offset + flat * strides[0] : 0;
+}
+
+template <class Acc>
+__device__ __forceinline__ bool is_finite(Acc x) {
+  return x - x == 0;
+}
+
+// e^x for x <= 0 or NaN. What would be subnormal is 0, as on the CPU: a weight that is 0 hides its value.
+__device__ __forceinline__ float exp_nonpositive(float x) { return x < -87.0f ? 0.0f : expf(x); }
+__device__ __forceinline__ double exp_nonpositive(double x) { return x < -708.0 ? 0.0 : exp(x); }
+
+__device__ __forceinline__ float tanh_of(float y) { return tanhf(y); }
+__device__ __forceinline__ double tanh_of(double y) { return tanh(y); }
+
+// 1 - tanh(y)^2 = 4 e / (1 + e)^2 with e = e^(-2|y|): right where 1 - tanh^2 would cancel.
+template <class Acc>
+__device__ __forceinline__ Acc tanh_slope(Acc y) {
+  const Acc e = exp_nonpositive(y < 0 ? 2 * y : -2 * y);
+  return 4 * e / ((1 + e) * (1 + e));
+}
+
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }  // NaN counts as smaller
+__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
+
+}  // namespace mha::cuda
