@@ -5,6 +5,7 @@ import os
 # Before torch is imported: a compiled kernel from an earlier build must not answer for this one.
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
+import other_devices
 import pytest
 import torch
 
@@ -49,14 +50,18 @@ def pytest_runtest_makereport():
     return report
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=other_devices.NAMES or LEVELS)
 def isa(request, leave_torch_as_found):
-    """Run the test on one ISA level, or skip it where the machine lacks that level."""
+    """Run the test on one ISA level, or skip it where the machine lacks that level; or on another device instead."""
+    if other_devices.NAMES:
+        with other_devices.on(request.param):
+            yield request.param
+        return
     here = mha_ext.supported_isas()
     if request.param not in here:
         pytest.skip(f"ISA level {request.param} is absent: this machine and MHA_EXT_ISA leave {', '.join(here)}")
     mha_ext.set_isa(request.param)
-    return request.param
+    yield request.param
 
 
 @pytest.fixture(autouse=True)

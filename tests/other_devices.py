@@ -1,0 +1,40 @@
+"""The same tests on other kernels: every operator of mha_ext that a test calls goes to its CUDA implementation.
+
+``MHA_EXT_TEST_ON=cuda pytest -m core`` runs them on the GPU, ``ptx80`` and ``ptx90`` on the PTX interpreter (ptxvm), which
+needs nvcc and no GPU and checks every access to memory. The name takes the place of the ISA levels.
+"""
+
+import os
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NAMES = tuple(name for name in os.environ.get("MHA_EXT_TEST_ON", "").split(",") if name)
+
+
+def on(name):
+    """A context in which the operators run on that device."""
+    if name == "cuda":
+        return OnGpu()
+    from interpreted import OnInterpreter
+
+    return OnInterpreter(int(name.removeprefix("ptx")))
+
+
+def moved(x, device):
+    """The tensor with its strides, and with what lies between its elements."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    storage = x.untyped_storage().to(device=device)
+    return torch.empty(0, dtype=x.dtype, device=device).set_(storage, x.storage_offset(), x.size(), x.stride())
+
+
+class OnGpu(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace != "mha_ext" or any(isinstance(x, torch.Tensor) and not x.is_cpu for x in args):
+            return func(*args, **(kwargs or {}))
+        inputs = [moved(x, "cuda") for x in args]
+        results = func(*inputs, **(kwargs or {}))
+        if func._opname.endswith("_out"):
+            args[-1].copy_(inputs[-1])
+        return tuple(moved(x, "cpu") for x in results) if isinstance(results, tuple) else moved(results, "cpu")
