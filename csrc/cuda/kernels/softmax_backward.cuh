@@ -10,88 +10,64 @@
 namespace mha::cuda {
 
 template <class T>
-struct SoftmaxBackwardRows {
+__device__ __forceinline__ void softmax_backward_row(const SoftmaxBackward& p, const Team& team, int64_t entry,
+                                                     int64_t i) {
   using Acc = accumulate_t<T>;
-  static constexpr int N = kRun<T>;
+  constexpr int N = kRun<T>;
+  const RowReader<T> weights(p.batch, entry, p.weights, i), grad_weights(p.batch, entry, p.grad_weights, i);
+  const RowReader<T> scores(p.batch, entry, p.scores, i);
+  const RowWriter<T> grad_scores(p.batch, entry, p.grad_scores, i), grad_logits(p.batch, entry, p.grad_logits, i);
+  const RowVisibility visibility =
+      p.apply_visibility ? RowVisibility(visibility_of(p.visibility, p.batch, entry, p.cols), i)
+                         : RowVisibility(p.cols);
+  const bool as_runs = weights.has_runs() && grad_weights.has_runs() && grad_scores.has_runs();
 
-  const SoftmaxBackward& p;
-  const Team team;
-  const BatchVisibility visibility;
-  const T* const weights;
-  const T* const grad_weights;
-  const T* const scores;
-  const Acc* const sink_weights;
-  const Acc* const grad_sink_weights;
-  T* const grad_scores;
-  T* const grad_logits;
-  Acc* const grad_sink_rows;
-  const Acc softcap;
-
-  __device__ SoftmaxBackwardRows(const SoftmaxBackward& problem, const Team& row_team, int64_t entry)
-      : p(problem),
-        team(row_team),
-        visibility(p.apply_visibility ? visibility_of(p.visibility, p.batch, entry, p.cols) : all_visible(p.cols)),
-        weights(matrix<const T>(p.batch, entry, p.weights)),
-        grad_weights(matrix<const T>(p.batch, entry, p.grad_weights)),
-        scores(matrix_or_null<T>(p.batch, entry, p.scores)),
-        sink_weights(matrix_or_null<Acc>(p.batch, entry, p.sink_weights)),
-        grad_sink_weights(matrix_or_null<Acc>(p.batch, entry, p.grad_sink_weights)),
-        grad_scores(matrix<T>(p.batch, entry, p.grad_scores)),
-        grad_logits(matrix_or_null<T>(p.batch, entry, p.grad_logits)),
-        grad_sink_rows(matrix_or_null<Acc>(p.batch, entry, p.grad_sink_rows)),
-        softcap(softcap_in<Acc>(p.softcap)) {}
-
-  __device__ __forceinline__ void operator()(int64_t i) const {
-    const RowReader<T> w(weights, p.weights, i), g(grad_weights, p.grad_weights, i), s(scores, p.scores, i);
-    const RowWriter<T> ds(grad_scores, p.grad_scores, i), dx(grad_logits, p.grad_logits, i);
-    const RowVisibility visible(visibility, i);
-    const bool as_runs = w.has_runs() && g.has_runs() && ds.has_runs();
-    const Acc sink = sink_weights ? sink_weights[i * p.sink_weights.row_stride] : Acc{0};
-    const Acc sink_grad = grad_sink_weights ? grad_sink_weights[i * p.grad_sink_weights.row_stride] : Acc{0};
-
-    // Over all keys: with a finite mask_value hidden ones have weight too.
-    Acc delta = 0;
-    for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t) {
-      Acc weight[N], grad[N];
-      w.read(keys, weight);
-      g.read(keys, grad);
-#pragma unroll
-      for (int k = 0; k < N; ++k)
-        if (weight[k] != 0) delta += weight[k] * grad[k];
-    });
-    delta = team.sum(delta);
-    if (sink != 0) delta += sink * sink_grad;
-
-    for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t) {
-      const uint32_t seen = visible.bits(keys);
-      Acc weight[N], d[N];
-      w.read(keys, weight);
-      g.read(keys, d);
-#pragma unroll
-      for (int k = 0; k < N; ++k) d[k] = weight[k] != 0 && (seen >> k & 1) ? weight[k] * (d[k] - delta) : Acc{0};
-      if (dx) dx.write(keys, d);
-      if (s) multiply_by_slope(s, keys, d);
-      ds.write(keys, d);
-    });
-    if (grad_sink_rows && team.rank == 0)
-      grad_sink_rows[i * p.grad_sink_rows.row_stride] = sink == 0 ? Acc{0} : sink * (sink_grad - delta);
-  }
-
-  // A hidden score may be NaN, so the slope only counts where there is a gradient.
-  __device__ __forceinline__ void multiply_by_slope(const RowReader<T>& s, const Keys<N>& keys, Acc (&d)[N]) const {
-    Acc score[N];
-    s.read(keys, score);
+  // Over all keys: with a finite mask_value hidden ones have weight too.
+  Acc delta = 0;
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t) {
+    Acc w[N], g[N];
+    weights.read(keys, w);
+    grad_weights.read(keys, g);
 #pragma unroll
     for (int k = 0; k < N; ++k)
-      if (d[k] != 0) d[k] *= tanh_slope(score[k] / softcap);
-  }
-};
+      if (w[k] != 0) delta += w[k] * g[k];
+  });
+  delta = team.sum(delta);
+  const auto of_row = [&](const Input& stack) {
+    return stack ? matrix<const Acc>(p.batch, entry, stack)[i * stack.row_stride] : Acc{0};
+  };
+  const Acc sink = of_row(p.sink_weights), grad_sink = of_row(p.grad_sink_weights);
+  if (sink != 0) delta += sink * grad_sink;
+
+  const Acc softcap = softcap_in<Acc>(p.softcap);
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t) {
+    const uint32_t visible = visibility.bits(keys);
+    Acc w[N], d[N];
+    weights.read(keys, w);
+    grad_weights.read(keys, d);
+#pragma unroll
+    for (int k = 0; k < N; ++k) d[k] = w[k] != 0 && (visible >> k & 1) ? w[k] * (d[k] - delta) : Acc{0};
+    if (grad_logits) grad_logits.write(keys, d);
+    if (scores) {
+      Acc s[N];
+      scores.read(keys, s);
+      // A hidden score may be NaN, so the slope only counts where there is a gradient.
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (d[k] != 0) d[k] *= tanh_slope(s[k] / softcap);
+    }
+    grad_scores.write(keys, d);
+  });
+  if (p.grad_sink_rows && team.rank == 0)
+    matrix<Acc>(p.batch, entry, p.grad_sink_rows)[i * p.grad_sink_rows.row_stride] =
+        sink == 0 ? Acc{0} : sink * (grad_sink - delta);
+}
 
 template <class T>
-__global__ void __launch_bounds__(kRowThreads, 3)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     softmax_backward_kernel(const __grid_constant__ SoftmaxBackward p, const __grid_constant__ RowCut cut) {
   const Team team(cut);
-  cut.for_each_row([&](int64_t entry) { return SoftmaxBackwardRows<T>(p, team, entry); });
+  cut.for_each_row([&](int64_t entry, int64_t i) { softmax_backward_row<T>(p, team, entry, i); });
 }
 
 }  // namespace mha::cuda

@@ -9,129 +9,136 @@
 
 namespace mha::cuda {
 
+// What would be the logit of a key that is not there.
+template <class Acc>
+__device__ __forceinline__ Acc minus_infinity() {
+  return to_finite<Acc>(-__builtin_inf());
+}
+
+// The logits of a row.
 template <class T>
-struct SoftmaxForwardRows {
+struct RowLogits {
   using Acc = accumulate_t<T>;
   static constexpr int N = kRun<T>;
+  RowReader<T> scores, bias;
+  RowVisibility visibility;
+  Acc softcap, hidden;
 
-  const SoftmaxForward& p;
-  const Team team;
-  Acc* const kept;  // room for a row of the team; null: none
-  const BatchVisibility visibility;
-  const T* const scores;
-  const T* const bias;
-  T* const weights;
-  Acc* const sink_weights;
-  const Acc sink, hidden, softcap;
-
-  __device__ SoftmaxForwardRows(const SoftmaxForward& problem, const Team& row_team, Acc* room, int64_t entry)
-      : p(problem),
-        team(row_team),
-        kept(room),
-        visibility(visibility_of(p.visibility, p.batch, entry, p.cols)),
-        scores(matrix<const T>(p.batch, entry, p.scores)),
-        bias(matrix_or_null<T>(p.batch, entry, p.bias)),
-        weights(matrix<T>(p.batch, entry, p.weights)),
-        sink_weights(matrix_or_null<Acc>(p.batch, entry, p.sink_weights)),
-        sink(p.sinks ? to_accumulate(*matrix<const T>(p.batch, entry, p.sinks)) : to_finite<Acc>(-__builtin_inf())),
-        hidden(to_finite<Acc>(p.mask_value)),
-        softcap(softcap_in<Acc>(p.softcap)) {}
-
-  struct Row {
-    RowReader<T> scores, bias;
-    RowWriter<T> weights;
-    RowVisibility visibility;
-  };
-
-  __device__ __forceinline__ void operator()(int64_t i) const {
-    const Row row{{scores, p.scores, i}, {bias, p.bias, i}, {weights, p.weights, i}, {visibility, i}};
-    const bool as_runs = row.scores.has_runs() && row.weights.has_runs();
-    const Acc minus_infinity = to_finite<Acc>(-__builtin_inf());
-
-    Acc max = larger(sink, minus_infinity);  // a sink may be NaN
-    for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t slot) {
-      Acc x[N];
-      logits(row, keys, x);
-      keep(slot, x);
-#pragma unroll
-      for (int k = 0; k < N; ++k) max = larger(max, x[k]);  // NaNs left aside: they show in the sum
-    });
-    max = team.max(max);
-    // With nothing but -inf in the row any finite value does: every term becomes 0, and so does the row.
-    if (max == minus_infinity) max = 0;
-
-    Acc sum = 0;
-    for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t slot) {
-      Acc e[N];
-      if (kept) recall(slot, e);
-      else logits(row, keys, e);
-#pragma unroll
-      for (int k = 0; k < N; ++k) sum += e[k] = exp_nonpositive(e[k] - max);
-      keep(slot, e);
-    });
-    const Acc sink_term = exp_nonpositive(sink - max);
-    sum = team.sum(sum) + sink_term;
-    const Acc factor = sum == 0 ? Acc{0} : 1 / sum;
-
-    for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t slot) {
-      Acc e[N];
-      if (kept) recall(slot, e);
-      else exponentials(row, keys, max, e);
-#pragma unroll
-      for (int k = 0; k < N; ++k) e[k] = weight(e[k], factor);
-      row.weights.write(keys, e);
-    });
-    if (sink_weights && team.rank == 0) sink_weights[i * p.sink_weights.row_stride] = weight(sink_term, factor);
-  }
-
-  // Where the row has seen NaN, the factor is NaN, but keys without weight, hidden ones among them, still have none.
-  __device__ static __forceinline__ Acc weight(Acc e, Acc factor) { return e == 0 ? Acc{0} : e * factor; }
+  __device__ __forceinline__ RowLogits(const SoftmaxForward& p, int64_t entry, int64_t i)
+      : scores(p.batch, entry, p.scores, i),
+        bias(p.batch, entry, p.bias, i),
+        visibility(visibility_of(p.visibility, p.batch, entry, p.cols), i),
+        softcap(softcap_in<Acc>(p.softcap)),
+        hidden(to_finite<Acc>(p.mask_value)) {}
 
   // x of some keys; -inf for those past the row's end.
-  __device__ __forceinline__ void logits(const Row& row, const Keys<N>& keys, Acc (&x)[N]) const {
-    const uint32_t visible = row.visibility.bits(keys);
-    Acc b[N] = {};
+  __device__ __forceinline__ void read(const Keys<N>& keys, Acc (&x)[N]) const {
+    const uint32_t visible = visibility.bits(keys);
     if (visible) {
-      row.scores.read(keys, x);
-      if (row.bias) row.bias.read(keys, b);
-    }
+      scores.read(keys, x);
+      if (softcap != 0) {
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (!(visible >> k & 1)) {
-        x[k] = keys.has(k) ? hidden : to_finite<Acc>(-__builtin_inf());
-      } else {
-        if (softcap != 0) x[k] = softcap * tanh_of(x[k] / softcap);
-        x[k] += b[k];
+        for (int k = 0; k < N; ++k) x[k] = softcap * tanh_of(x[k] / softcap);
+      }
+      if (bias) {
+        Acc b[N];
+        bias.read(keys, b);
+#pragma unroll
+        for (int k = 0; k < N; ++k) x[k] += b[k];
       }
     }
-  }
-
-  __device__ __forceinline__ void exponentials(const Row& row, const Keys<N>& keys, Acc max, Acc (&e)[N]) const {
-    logits(row, keys, e);
+    if (visible == Keys<N>::kAll) return;
 #pragma unroll
-    for (int k = 0; k < N; ++k) e[k] = exp_nonpositive(e[k] - max);
-  }
-
-  __device__ __forceinline__ void keep(int64_t slot, const Acc (&x)[N]) const {
-    if (!kept) return;
-#pragma unroll
-    for (int k = 0; k < N; ++k) kept[slot + k * team.size] = x[k];
-  }
-  __device__ __forceinline__ void recall(int64_t slot, Acc (&x)[N]) const {
-#pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = kept[slot + k * team.size];
+    for (int k = 0; k < N; ++k)
+      if (!(visible >> k & 1)) x[k] = keys.present >> k & 1 ? hidden : minus_infinity<Acc>();
   }
 };
 
-// `kept`: elements of shared memory for each row at hand; 0: none.
+// Room for one number for each key of a row, in shared memory; null: none.
+template <class Acc, int N>
+struct RowRoom {
+  Acc* p;
+  int step;  // between the slots of a thread
+
+  __device__ __forceinline__ explicit operator bool() const { return p != nullptr; }
+  __device__ __forceinline__ void write(int64_t slot, const Acc (&x)[N]) const {
+#pragma unroll
+    for (int k = 0; k < N; ++k) p[slot + k * step] = x[k];
+  }
+  __device__ __forceinline__ void read(int64_t slot, Acc (&x)[N]) const {
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] = p[slot + k * step];
+  }
+};
+
+// Where the row has seen NaN, the factor is NaN, but keys without weight, hidden ones among them, still have none.
+template <class Acc>
+__device__ __forceinline__ Acc weight_of(Acc e, Acc factor) {
+  return e == 0 ? Acc{0} : e * factor;
+}
+
 template <class T>
-__global__ void __launch_bounds__(kRowThreads, 3)
-    softmax_forward_kernel(const __grid_constant__ SoftmaxForward p, const __grid_constant__ RowCut cut, int kept) {
+__device__ __forceinline__ void softmax_row(const SoftmaxForward& p, const Team& team,
+                                            const RowRoom<accumulate_t<T>, kRun<T>>& room, int64_t entry, int64_t i) {
+  using Acc = accumulate_t<T>;
+  constexpr int N = kRun<T>;
+  const RowLogits<T> logits(p, entry, i);
+  const RowWriter<T> weights(p.batch, entry, p.weights, i);
+  const bool as_runs = logits.scores.has_runs() && weights.has_runs();
+
+  const Acc sink = p.sinks ? to_accumulate(*matrix<const T>(p.batch, entry, p.sinks)) : minus_infinity<Acc>();
+  Acc max = larger(sink, minus_infinity<Acc>());  // NaN is left aside, here and below: it shows in the sum
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t slot) {
+    Acc x[N];
+    logits.read(keys, x);
+    if (room) room.write(slot, x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) max = larger(max, x[k]);
+  });
+  max = team.max(max);
+  // With nothing but -inf in the row any finite value does: every term becomes 0, and so does the row.
+  if (max == minus_infinity<Acc>()) max = 0;
+
+  const auto exponentials = [&](const Keys<N>& keys, int64_t slot, Acc(&e)[N]) {
+    if (room) room.read(slot, e);
+    else logits.read(keys, e);
+#pragma unroll
+    for (int k = 0; k < N; ++k) e[k] = exp_nonpositive(e[k] - max);
+  };
+  Acc sum = 0;
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t slot) {
+    Acc e[N];
+    exponentials(keys, slot, e);
+    if (room) room.write(slot, e);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum += e[k];
+  });
+  const Acc sink_term = exp_nonpositive(sink - max);
+  sum = team.sum(sum) + sink_term;
+  const Acc factor = sum == 0 ? Acc{0} : 1 / sum;
+
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t slot) {
+    Acc e[N];
+    if (room) room.read(slot, e);
+    else exponentials(keys, slot, e);
+#pragma unroll
+    for (int k = 0; k < N; ++k) e[k] = weight_of(e[k], factor);
+    weights.write(keys, e);
+  });
+  if (p.sink_weights && team.rank == 0)
+    matrix<Acc>(p.batch, entry, p.sink_weights)[i * p.sink_weights.row_stride] = weight_of(sink_term, factor);
+}
+
+// `slots`: elements of shared memory for each row at hand; 0: none.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+    softmax_forward_kernel(const __grid_constant__ SoftmaxForward p, const __grid_constant__ RowCut cut, int slots) {
   using Acc = accumulate_t<T>;
   extern __shared__ __align__(16) unsigned char shared[];
-  Acc* const room = kept ? reinterpret_cast<Acc*>(shared) + threadIdx.x / cut.team * kept : nullptr;
   const Team team(cut);
-  cut.for_each_row([&](int64_t entry) { return SoftmaxForwardRows<T>(p, team, room, entry); });
+  Acc* const slot = slots ? reinterpret_cast<Acc*>(shared) + threadIdx.x / cut.team * slots : nullptr;
+  const RowRoom<Acc, kRun<T>> room{slot, team.size};
+  cut.for_each_row([&](int64_t entry, int64_t i) { softmax_row<T>(p, team, room, entry, i); });
 }
 
 }  // namespace mha::cuda

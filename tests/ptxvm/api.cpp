@@ -1,0 +1,122 @@
+#include "api.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "machine.h"
+#include "parse.h"
+#include "statistics.h"
+
+namespace {
+
+using namespace ptxvm;
+
+std::vector<std::unique_ptr<Module>>& modules() {
+  static std::vector<std::unique_ptr<Module>> all;
+  return all;
+}
+
+std::vector<const Kernel*> assembled_kernels() {
+  std::vector<const Kernel*> all;
+  for (const auto& module : modules()) {
+    const auto kernels = module->assembled();
+    all.insert(all.end(), kernels.begin(), kernels.end());
+  }
+  return all;
+}
+
+std::string& last_error() {
+  static std::string error;
+  return error;
+}
+
+Dimensions dimensions(const uint32_t* three) { return {three[0], three[1], three[2]}; }
+
+}  // namespace
+
+void ptxvm_options(int check, int statistics) {
+  machine().check = check != 0;
+  machine().statistics = statistics != 0;
+}
+
+void ptxvm_device(int major, int minor, int multiprocessors) {
+  Machine& m = machine();
+  m.major = major, m.minor = minor, m.multiprocessors = multiprocessors;
+}
+
+void ptxvm_get_device(int* major, int* minor, int* multiprocessors) {
+  const Machine& m = machine();
+  *major = m.major, *minor = m.minor, *multiprocessors = m.multiprocessors;
+}
+
+void ptxvm_register(const void* begin, uint64_t bytes, int writable, const char* name) {
+  machine().ranges.add(reinterpret_cast<uint64_t>(begin), bytes, writable != 0, name ? name : "");
+}
+
+void ptxvm_unregister(const void* begin) { machine().ranges.remove(reinterpret_cast<uint64_t>(begin)); }
+
+int ptxvm_is_registered(const void* begin, uint64_t bytes) {
+  return machine().ranges.find(reinterpret_cast<uint64_t>(begin), bytes) != nullptr;
+}
+
+void ptxvm_reset() {
+  machine().findings.clear();
+  machine().ranges.clear();
+  for (const Kernel* kernel : assembled_kernels()) {
+    for (const Instruction& instruction : kernel->code) instruction.counters = Counters();
+  }
+}
+
+const char* ptxvm_findings() {
+  static std::string text;
+  text = machine().findings.text();
+  return text.c_str();
+}
+
+void ptxvm_finding(const char* message) { machine().findings.report(message); }
+
+const char* ptxvm_statistics() {
+  static std::string text;
+  text = statistics_json(assembled_kernels());
+  return text.c_str();
+}
+
+uint64_t ptxvm_executed() { return machine().executed; }
+
+int ptxvm_load(const char* text, uint64_t length) {
+  try {
+    modules().push_back(std::make_unique<Module>(std::string(text, length)));
+    return int(modules().size()) - 1;
+  } catch (const std::exception& error) {
+    last_error() = error.what();
+    return -1;
+  }
+}
+
+int ptxvm_architecture(int module) { return modules().at(size_t(module))->architecture(); }
+
+int ptxvm_has_kernel(int module, const char* kernel) { return modules().at(size_t(module))->has(kernel); }
+
+int ptxvm_parameter(int module, const char* kernel, int number, uint32_t* offset, uint32_t* size) {
+  const auto& parameters = modules().at(size_t(module))->kernel(kernel).parameters;
+  if (size_t(number) >= parameters.size()) return 0;
+  *offset = parameters[size_t(number)].offset;
+  *size = parameters[size_t(number)].size;
+  return 1;
+}
+
+int ptxvm_launch(int module, const char* kernel, const uint32_t* grid, const uint32_t* block, uint32_t dynamic_shared,
+                 const void* parameters) {
+  try {
+    launch(modules().at(size_t(module))->kernel(kernel), dimensions(grid), dimensions(block), dynamic_shared,
+           parameters);
+    return 0;
+  } catch (const std::exception& error) {
+    last_error() = error.what();
+    machine().findings.report(last_error());
+    return -1;
+  }
+}
+
+const char* ptxvm_error() { return last_error().c_str(); }

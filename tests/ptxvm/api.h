@@ -1,0 +1,42 @@
+// What Python and the stand-in runtime call. One launch at a time; texts stay valid until the next call of the same
+// function.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Checks and access statistics on or off. Checks are on at the start.
+void ptxvm_options(int check, int statistics);
+// What cudaDeviceGetAttribute says, and which PTX is taken where a program has several.
+void ptxvm_device(int major, int minor, int multiprocessors);
+void ptxvm_get_device(int* major, int* minor, int* multiprocessors);
+
+// Global memory that kernels may touch. The name is for messages.
+void ptxvm_register(const void* begin, uint64_t bytes, int writable, const char* name);
+void ptxvm_unregister(const void* begin);
+int ptxvm_is_registered(const void* begin, uint64_t bytes);
+
+// Forgets findings, statistics and registered memory.
+void ptxvm_reset(void);
+// One finding a line; empty: none.
+const char* ptxvm_findings(void);
+void ptxvm_finding(const char* message);
+const char* ptxvm_statistics(void);  // JSON, see statistics.h
+uint64_t ptxvm_executed(void);       // instructions (of whole warps) since the start
+
+// A module of PTX text: returns its number, or -1. ptxvm_error says what was wrong.
+int ptxvm_load(const char* text, uint64_t length);
+int ptxvm_architecture(int module);
+int ptxvm_has_kernel(int module, const char* kernel);
+// Offset and size of a parameter. 0: there is no such parameter.
+int ptxvm_parameter(int module, const char* kernel, int number, uint32_t* offset, uint32_t* size);
+// 0, or -1 if the launch ended by a fault, which is a finding too. `grid` and `block` have three elements.
+int ptxvm_launch(int module, const char* kernel, const uint32_t* grid, const uint32_t* block, uint32_t dynamic_shared,
+                 const void* parameters);
+const char* ptxvm_error(void);
+
+#ifdef __cplusplus
+}
+#endif

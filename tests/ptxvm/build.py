@@ -1,0 +1,87 @@
+"""Build the interpreter: libptxvm.so and the stand-in libcudart.so.13, into a folder the caller names.
+
+From the command line: `python tests/ptxvm/build.py FOLDER`.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# No contraction: PTX's mul and add round separately. -fwrapv: integers wrap as in PTX. -march=native: built where it runs.
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-Wall", "-Wextra", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing"]
+
+
+def cuda_home() -> Path | None:
+    """The CUDA toolkit that nvcc belongs to, or None without nvcc."""
+    for candidate in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
+        if candidate and (Path(candidate) / "bin" / "nvcc").exists():
+            return Path(candidate)
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        return None
+    for home in (Path(nvcc).resolve().parent.parent, Path("/usr/local/cuda")):
+        if (home / "include" / "cuda_runtime_api.h").exists():
+            return home
+    return None
+
+
+def run(command, **options):
+    """Run a command; its whole output is the message if it fails."""
+    command = [str(part) for part in command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def digest(files, extra="") -> str:
+    """Name of a cached build: changes when a file or the flags do."""
+    state = hashlib.sha256(extra.encode())
+    for file in sorted(files):
+        state.update(Path(file).read_bytes())
+    return state.hexdigest()[:16]
+
+
+def _compile(source: Path, folder: Path, home: Path) -> Path:
+    headers = sorted(HERE.glob("*.h"))
+    result = folder / f"{source.stem}.{digest([source, *headers], ' '.join(FLAGS))}.o"
+    if not result.exists():
+        partial = result.with_suffix(f".{os.getpid()}.o")
+        run(["g++", *FLAGS, f"-I{home / 'include'}", "-c", source, "-o", partial])
+        partial.replace(result)
+    return result
+
+
+def build_interpreter(folder: Path) -> Path:
+    """Build both libraries, or take what an earlier call left. Returns the folder that holds them.
+
+    The objects are cached by content in `folder`; several processes may call at once.
+    """
+    home = cuda_home()
+    if home is None:
+        raise RuntimeError("nvcc is not installed")
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = sorted(HERE.glob("*.cpp"))
+    libraries = folder / digest([*sources, *HERE.glob("*.h")], " ".join(FLAGS))
+    if libraries.exists():
+        return libraries
+    objects = {source.stem: _compile(source, folder, home) for source in sources}
+    cudart = objects.pop("cudart")
+    partial = folder / f"{libraries.name}.{os.getpid()}"
+    partial.mkdir(exist_ok=True)
+    rpath = "-Wl,-rpath,$ORIGIN"
+    run(["g++", "-shared", *objects.values(), "-o", partial / "libptxvm.so", "-Wl,-soname,libptxvm.so"])
+    run(["g++", "-shared", cudart, "-o", partial / "libcudart.so.13", "-Wl,-soname,libcudart.so.13", f"-L{partial}", "-lptxvm", rpath])
+    try:
+        partial.rename(libraries)
+    except OSError:  # another process was faster
+        shutil.rmtree(partial)
+    return libraries
+
+
+if __name__ == "__main__":
+    print(build_interpreter(Path(sys.argv[1])))

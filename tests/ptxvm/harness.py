@@ -1,0 +1,137 @@
+"""Run CUDA kernels in the interpreter from Python, launch code included.
+
+    folder = Path(".cache/ptxvm")
+    library = build_kernels(["csrc/cuda/launch/product.cu", "tests/ptxvm/shim.cu"], folder)
+    vm = Interpreter(library)
+    with vm.checked(a=a, b=b, out=out):  # tensors the kernels may touch, by name; raises with the findings
+        vm.library.launch_it(ctypes.c_void_p(a.data_ptr()), ...)
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+from pathlib import Path
+
+try:
+    from .build import build_interpreter, cuda_home, digest, run
+except ImportError:  # used as a script's neighbour, not as part of a package
+    from build import build_interpreter, cuda_home, digest, run
+
+
+class FoundFaults(AssertionError):
+    """What the checker found, one finding a line."""
+
+
+def nvcc_command(architecture=80, include=(), defines=()):
+    """Command that compiles to PTX alone: no ptxas, and uncompressed so that the stand-in runtime can read it."""
+    command = [cuda_home() / "bin" / "nvcc", "-std=c++17", "-O3", "--no-compress", "-lineinfo", "-Xcompiler", "-fPIC"]
+    command += ["-gencode", f"arch=compute_{architecture},code=compute_{architecture}"]
+    command += [f"-I{path}" for path in include] + [f"-D{define}" for define in defines]
+    return [str(part) for part in command]
+
+
+def build_kernels(sources, folder, architecture=80, include=(), defines=(), depends=()):
+    """Build the .cu files into one shared object against the stand-in runtime. Returns its path.
+
+    Cached in `folder` by the content of the sources, the files they include, and `depends`.
+    """
+    sources, folder = [Path(source).resolve() for source in sources], Path(folder)
+    libraries = build_interpreter(folder)
+    command = nvcc_command(architecture, include, defines)
+    objects = [_compile(source, folder, command, depends) for source in sources]
+    result = folder / f"kernels.{digest(objects, str(libraries))}.so"
+    if not result.exists():
+        partial = folder / f"{result.stem}.{os.getpid()}.so"
+        link = ["g++", "-shared", *objects, "-o", partial, f"-L{libraries}", "-l:libcudart.so.13", "-lptxvm"]
+        run([*link, f"-Wl,-rpath,{libraries.resolve()}", "-Wl,-z,defs"])
+        partial.replace(result)
+    return result
+
+
+def _compile(source, folder, command, depends):
+    # nvcc -M names everything that is included; what the system holds does not change under us.
+    listed = run([*command, "-M", source]).replace("\\\n", " ").split()[2:]
+    included = [Path(name) for name in listed if not name.startswith(("/usr/", str(cuda_home())))]
+    name = digest([source, *included, *depends], " ".join(command))
+    result = folder / f"{source.stem}.{name}.o"
+    if not result.exists():
+        partial = folder / f"{source.stem}.{name}.{os.getpid()}.o"
+        run([*command, "-c", source, "-o", partial])
+        partial.replace(result)
+    return result
+
+
+class Interpreter:
+    """One library of kernels and the interpreter it runs in.
+
+    The interpreter's state (checks, registered memory, findings) belongs to the process: libraries that were linked
+    against the same build of it share that state.
+    """
+
+    def __init__(self, library, architecture=None, multiprocessors=132):
+        """Load the library; `architecture` (80, 90) is what the launch code is told it runs on."""
+        library = Path(library)
+        self.library = ctypes.CDLL(str(library))
+        self._set_signatures()
+        if architecture is not None:
+            self._vm.ptxvm_device(architecture // 10, architecture % 10, multiprocessors)
+
+    def _set_signatures(self):
+        self._vm = self.library  # its dependencies' functions are found through it
+        for name in ("findings", "statistics", "error"):
+            getattr(self._vm, f"ptxvm_{name}").restype = ctypes.c_char_p
+        self._vm.ptxvm_executed.restype = ctypes.c_uint64
+        self._vm.ptxvm_register.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
+        self._vm.ptxvm_unregister.argtypes = [ctypes.c_void_p]
+
+    def options(self, check=True, statistics=False):
+        """Turn the checks and the access statistics on or off."""
+        self._vm.ptxvm_options(int(check), int(statistics))
+
+    def register(self, tensor, name="", writable=True):
+        """Let kernels touch the elements of a torch tensor or numpy array, whatever its strides."""
+        begin, size = extent(tensor)
+        if size:
+            self._vm.ptxvm_register(begin, size, int(writable), name.encode())
+
+    def reset(self):
+        """Forget findings, statistics and registered memory."""
+        self._vm.ptxvm_reset()
+
+    def findings(self):
+        """List the findings since the last reset; the same at one place is one of them."""
+        return self._vm.ptxvm_findings().decode().splitlines()
+
+    def statistics(self):
+        """List the memory accesses per kernel, source line and opcode, as dictionaries (see statistics.h)."""
+        return json.loads(self._vm.ptxvm_statistics().decode())
+
+    def executed(self):
+        """Count the instructions executed so far, one for all lanes of a warp."""
+        return self._vm.ptxvm_executed()
+
+    @contextlib.contextmanager
+    def checked(self, statistics=False, **tensors):
+        """Run kernels with all checks; raise FoundFaults with what was found. A leading `const_` means read-only."""
+        self.reset()
+        self.options(check=True, statistics=statistics)
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                self.register(tensor, name.removeprefix("const_"), writable=not name.startswith("const_"))
+        yield self
+        if found := self.findings():
+            raise FoundFaults("\n" + "\n".join(found))
+
+
+def extent(tensor):
+    """Address of the first element in memory, and bytes to the end of the last."""
+    if hasattr(tensor, "data_ptr"):  # torch
+        strides, size, pointer = tensor.stride(), tensor.element_size(), tensor.data_ptr()
+        steps = [stride * size for stride in strides]
+    else:
+        steps, size, pointer = tensor.strides, tensor.itemsize, tensor.ctypes.data
+    if 0 in tensor.shape:
+        return pointer, 0
+    spans = [step * (length - 1) for step, length in zip(steps, tensor.shape, strict=True)]
+    return pointer + sum(span for span in spans if span < 0), sum(abs(span) for span in spans) + size
