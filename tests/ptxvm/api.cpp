@@ -31,6 +31,18 @@ std::string& last_error() {
   return error;
 }
 
+// -1 and a finding where the function throws.
+template <class Function>
+int guarded(Function&& function) {
+  try {
+    return function();
+  } catch (const std::exception& error) {
+    last_error() = error.what();
+    machine().findings.report(last_error());
+    return -1;
+  }
+}
+
 Dimensions dimensions(const uint32_t* three) { return {three[0], three[1], three[2]}; }
 
 }  // namespace
@@ -85,13 +97,10 @@ const char* ptxvm_statistics() {
 uint64_t ptxvm_executed() { return machine().executed; }
 
 int ptxvm_load(const char* text, uint64_t length) {
-  try {
+  return guarded([&] {
     modules().push_back(std::make_unique<Module>(std::string(text, length)));
     return int(modules().size()) - 1;
-  } catch (const std::exception& error) {
-    last_error() = error.what();
-    return -1;
-  }
+  });
 }
 
 int ptxvm_architecture(int module) { return modules().at(size_t(module))->architecture(); }
@@ -99,24 +108,22 @@ int ptxvm_architecture(int module) { return modules().at(size_t(module))->archit
 int ptxvm_has_kernel(int module, const char* kernel) { return modules().at(size_t(module))->has(kernel); }
 
 int ptxvm_parameter(int module, const char* kernel, int number, uint32_t* offset, uint32_t* size) {
-  const auto& parameters = modules().at(size_t(module))->kernel(kernel).parameters;
-  if (size_t(number) >= parameters.size()) return 0;
-  *offset = parameters[size_t(number)].offset;
-  *size = parameters[size_t(number)].size;
-  return 1;
+  return guarded([&] {
+    const auto& parameters = modules().at(size_t(module))->kernel(kernel).parameters;
+    if (size_t(number) >= parameters.size()) return 0;
+    *offset = parameters[size_t(number)].offset;
+    *size = parameters[size_t(number)].size;
+    return 1;
+  });
 }
 
 int ptxvm_launch(int module, const char* kernel, const uint32_t* grid, const uint32_t* block, uint32_t dynamic_shared,
                  const void* parameters) {
-  try {
+  return guarded([&] {
     launch(modules().at(size_t(module))->kernel(kernel), dimensions(grid), dimensions(block), dynamic_shared,
            parameters);
     return 0;
-  } catch (const std::exception& error) {
-    last_error() = error.what();
-    machine().findings.report(last_error());
-    return -1;
-  }
+  });
 }
 
 const char* ptxvm_error() { return last_error().c_str(); }

@@ -30,7 +30,7 @@ uint64_t ptxvm_executed(void);       // instructions (of whole warps) since the 
 int ptxvm_load(const char* text, uint64_t length);
 int ptxvm_architecture(int module);
 int ptxvm_has_kernel(int module, const char* kernel);
-// Offset and size of a parameter. 0: there is no such parameter.
+// 1, and offset and size of a parameter. 0: there is no such parameter. -1: the kernel cannot be read.
 int ptxvm_parameter(int module, const char* kernel, int number, uint32_t* offset, uint32_t* size);
 // 0, or -1 if the launch ended by a fault, which is a finding too. `grid` and `block` have three elements.
 int ptxvm_launch(int module, const char* kernel, const uint32_t* grid, const uint32_t* block, uint32_t dynamic_shared,

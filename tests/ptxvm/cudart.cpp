@@ -118,10 +118,12 @@ cudaError_t launch(const void* host_function, dim3 grid, dim3 block, void** argu
   const char* name = function.name.c_str();
   std::vector<uint8_t> parameters(kMaxParameterBytes);
   uint32_t offset, size;
-  for (int i = 0; ptxvm_parameter(module, name, i, &offset, &size); ++i) {
+  int found_parameter = 0;
+  for (int i = 0; (found_parameter = ptxvm_parameter(module, name, i, &offset, &size)) > 0; ++i) {
     if (offset + size > kMaxParameterBytes) return cudaErrorInvalidValue;
     std::memcpy(parameters.data() + offset, arguments[i], size);
   }
+  if (found_parameter < 0) return cudaErrorInvalidKernelImage;
   const uint32_t grid3[3] = {grid.x, grid.y, grid.z}, block3[3] = {block.x, block.y, block.z};
   const int result = ptxvm_launch(module, name, grid3, block3, uint32_t(shared), parameters.data());
   return result ? cudaErrorLaunchFailure : cudaSuccess;

@@ -32,9 +32,9 @@ void declare_registers(const std::string& statement, Assembler& assembler) {
 }
 
 void declare_in_body(const std::string& statement, Assembler& assembler, Kernel& kernel) {
+  const bool shared = statement.rfind(".shared", 0) == 0;
+  if (!shared && statement.rfind(".local", 0) != 0) return;  // .param of a call, .pragma
   const Declaration declaration = read_declaration(statement);
-  const bool shared = declaration.space == "shared";
-  if (!shared && declaration.space != "local") return;  // .param of a call, .pragma
   uint32_t& end = shared ? kernel.static_shared : kernel.local_bytes;
   end = (end + declaration.alignment - 1) / declaration.alignment * declaration.alignment;
   assembler.declare_symbol(declaration.name, {shared ? Symbol::Kind::shared : Symbol::Kind::local, end});
