@@ -1,7 +1,7 @@
 """Builds the compiled part of mha_ext; everything else about the package is in pyproject.toml.
 
-``mha_ext._C`` holds the operators' schemas and their CPU kernels, ``mha_ext._C_cuda`` their CUDA kernels. Both speak the
-libtorch stable ABI (https://docs.pytorch.org/docs/stable/notes/libtorch_stable_abi.html), so that one build runs on
+``mha_ext._C`` holds the operators' schemas and their CPU kernels, ``mha_ext._C_cuda`` their CUDA kernels. Both speak
+the libtorch stable ABI (https://docs.pytorch.org/docs/stable/notes/libtorch_stable_abi.html), so that one build runs on
 every torch from 2.10 on, whichever torch happened to be installed at build time.
 
 Environment: ``MHA_EXT_CUDA`` = ``auto`` (the default: for the GPUs of this machine, if there are any), ``0`` (without

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import arguments as args
 from . import _load, rules_fused, rules_steps
+from . import arguments as args
 from .arguments import SoftmaxOptions, without_heads
 from .autograd import needs_full
 from .ops import FLOAT_DTYPES

@@ -1,7 +1,7 @@
 """The same tests on other kernels: every operator of mha_ext that a test calls goes to its CUDA implementation.
 
-``MHA_EXT_TEST_ON=cuda pytest -m core`` runs them on the GPU, ``ptx80`` and ``ptx90`` on the PTX interpreter (ptxvm), which
-needs nvcc and no GPU and checks every access to memory. The name takes the place of the ISA levels.
+``MHA_EXT_TEST_ON=cuda pytest -m core`` runs them on the GPU, ``ptx80`` and ``ptx90`` on the PTX interpreter (ptxvm),
+which needs nvcc and no GPU and checks every access to memory. The name takes the place of the ISA levels.
 """
 
 import os

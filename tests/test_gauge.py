@@ -1,4 +1,4 @@
-"""The machine code of the CUDA kernels against the stored table: worse fails, better asks for the table to be renewed."""
+"""The machine code of the CUDA kernels against the stored table: worse fails, better asks for it to be renewed."""
 
 import json
 import sys

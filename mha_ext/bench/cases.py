@@ -83,6 +83,7 @@ class Case:
     terms: int
     prepare: Callable[[], Contest]
     in_fresh_process: Callable[[], Contest] | None = None
+    device: str = "cpu"  # peaks are those of the CPU
 
     @property
     def dtype_name(self) -> str:

@@ -64,6 +64,7 @@ def describe(threads: int) -> dict[str, object]:
         "cores": os.cpu_count(),
         "threads": threads,
         "load_average": os.getloadavg()[0],  # of the minute before: what else was running
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": platform.platform(),
         "isa": mha_ext.isa(),
         "supported_isas": list(mha_ext.supported_isas()),

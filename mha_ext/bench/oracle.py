@@ -88,6 +88,7 @@ class _EveryResultMoved(TorchDispatchMode):
     def move(self, x: Tensor) -> Tensor:
         period = len(self.factors)
         begin = int(torch.randint(period, (), generator=self.generator))
+        self.factors = self.factors.to(x.device)
         factors = self.factors.repeat(1 + math.ceil(x.numel() / period))[begin : begin + x.numel()]
         return x * factors.view(x.shape)
 

@@ -46,12 +46,15 @@ def run_cases(cases: Sequence[tuple[str, Case]], quick: bool, progress: Progress
     run = Run(describe(threads), quick)
     for suite, case in cases:
         progress(f"{suite}: {case.name}, {case.dtype_name}", 1)
-        if not case.in_fresh_process:
+        if not case.in_fresh_process and case.device == "cpu":
             peaks.measure(case.work, case.dtype_name)
         run.results.append(run_case(suite, case, quick))
     run.peaks = peaks.rates
     run.results = [
-        replace(result, least_seconds=least_seconds(result.work, result.dtype, peaks.rates)) for result in run.results
+        replace(result, least_seconds=least_seconds(result.work, result.dtype, peaks.rates))
+        if case.device == "cpu"
+        else result
+        for (_, case), result in zip(cases, run.results, strict=True)
     ]
     return run
 

@@ -15,6 +15,7 @@ from .suite_attention import (
     threads_cases,
     weights_cases,
 )
+from .suite_cuda import cuda_cases
 from .suite_modules import modules
 from .suite_options import dropout_cases, masks_cases, memory_cases
 from .suite_steps import steps
@@ -51,6 +52,7 @@ SUITES = {
     "threads": Suite("all threads against one", threads_cases),
     "avx2": Suite("forward on the AVX2 level, against torch held to AVX2", _on_avx2, AVX2),
     "memory": Suite("extra memory of forward + backward of a long text", memory_cases),
+    "cuda": Suite("a GPU: forward, backward, weights, one query, against every backend of SDPA", cuda_cases),
     "steps": Suite("attention_scores, masked_softmax, weighted_sum one by one", steps),
     "modules": Suite("MultiHeadAttention, projections and all", modules),
 }

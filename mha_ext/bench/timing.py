@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 __all__ = ["Budget", "Timing", "summary", "time_interleaved"]
 
 
@@ -67,7 +69,15 @@ def _calls_per_sample(run: Callable[[], object], sample_seconds: float) -> int:
 
 
 def _seconds(run: Callable[[], object], calls: int) -> float:
+    _finish()
     start = time.perf_counter()
     for _ in range(calls):
         run()
+    _finish()
     return time.perf_counter() - start
+
+
+def _finish() -> None:
+    """Wait for what a GPU still has to do; calls only start it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

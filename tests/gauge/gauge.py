@@ -1,7 +1,7 @@
 """What nvcc makes of each CUDA kernel, as a table: registers, stack, shared memory, and the mix of the main loop.
 
-``python tests/gauge/gauge.py`` prints it, ``--write`` stores it in table.json beside this file, which test_gauge.py holds
-every later build against. It needs nvcc, and nvdisasm and cuobjdump (``pip install nvidia-cuda-nvdisasm
+``python tests/gauge/gauge.py`` prints it, ``--write`` stores it in table.json beside this file, which test_gauge.py
+holds every later build against. It needs nvcc, and nvdisasm and cuobjdump (``pip install nvidia-cuda-nvdisasm
 nvidia-cuda-cuobjdump``); no GPU.
 """
 
@@ -52,7 +52,12 @@ def nvcc_version() -> str:
 def kernel_name(mangled: str) -> str:
     """``product_mma_kernel<float16, false>``, without namespaces and parameters."""
     name = output_of("c++filt", text=mangled).strip()
-    name = name.removeprefix("void ").replace("mha::cuda::", "").replace("mha::", "").replace("(anonymous namespace)::", "")
+    name = (
+        name.removeprefix("void ")
+        .replace("mha::cuda::", "")
+        .replace("mha::", "")
+        .replace("(anonymous namespace)::", "")
+    )
     depth = 0
     for i, c in enumerate(name):
         depth += (c == "<") - (c == ">")
@@ -109,8 +114,8 @@ def text_of(table: dict[str, Rows]) -> str:
         for name, row in rows.items():
             ratio = per_tensor(row)
             lines.append(
-                f"{name[:74]:74} {row['registers']:4} {row['stack']:5} {row['shared']:6} {row['code']:6} {row['loop']:6} "
-                f"{row.get('loop_tensor', 0):6} {'' if ratio is None else f'{ratio:10.1f}'}"
+                f"{name[:74]:74} {row['registers']:4} {row['stack']:5} {row['shared']:6} {row['code']:6} "
+                f"{row['loop']:6} {row.get('loop_tensor', 0):6} {'' if ratio is None else f'{ratio:10.1f}'}"
             )
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Machine code as nvdisasm prints it: functions, their instructions, and the loop that does the work.
 
-A loop is what lies between a label and a branch back to it; the one with most multiplications counts (tensor cores, else
-multiply-adds), and among equals the shortest, so that a loop without mask work is taken before its twin with it.
+A loop is what lies between a label and a branch back to it; the one with most multiplications counts (tensor cores,
+else multiply-adds), and among equals the shortest, so that a loop without mask work is taken before its twin with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,20 @@ PIPES = {
     "shared": {"LDSM", "LDS", "STS", "STSM"},
     "global": {"LDGSTS", "LDG", "STG", "LD", "ST"},
     "local": {"LDL", "STL"},
-    "control": {"BRA", "BSSY", "BSYNC", "EXIT", "BAR", "WARPSYNC", "DEPBAR", "LDGDEPBAR", "NOP", "CALL", "RET", "BREAK"},
+    "control": {
+        "BRA",
+        "BSSY",
+        "BSYNC",
+        "EXIT",
+        "BAR",
+        "WARPSYNC",
+        "DEPBAR",
+        "LDGDEPBAR",
+        "NOP",
+        "CALL",
+        "RET",
+        "BREAK",
+    },
     "shuffle": {"SHFL"},
 }
 PIPE_OF = {name: pipe for pipe, names in PIPES.items() for name in names}

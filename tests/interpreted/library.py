@@ -66,8 +66,8 @@ def _build(into: Path, runtime: Path) -> None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Register ``torch.ops.mha_ext_ptxvm``; returns the interpreter (ptxvm/api.h). The first process to come builds, the
-    others wait."""
+    """Register ``torch.ops.mha_ext_ptxvm``; returns the interpreter (ptxvm/api.h). The first process to come builds,
+    the others wait."""
     into = ROOT / "build" / f"interpreted-{_state()}"
     into.mkdir(parents=True, exist_ok=True)
     with FileLock(into / "lock"):
