@@ -1,4 +1,4 @@
-"""On a GPU: what the kernels' values (MHA_EXT_TEST_ON=cuda) do not show. Streams, devices, graphs, opcheck, autocast."""
+"""On a GPU: what the values (MHA_EXT_TEST_ON=cuda) do not show. Streams, devices, graphs, opcheck, autocast."""
 
 import pytest
 import torch
