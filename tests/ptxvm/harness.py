@@ -9,6 +9,7 @@
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -50,16 +51,23 @@ def build_kernels(sources, folder, architecture=80, include=(), defines=(), depe
 
 
 def _compile(source, folder, command, depends):
-    # nvcc -M names everything that is included; what the system holds does not change under us.
-    listed = run([*command, "-M", source]).replace("\\\n", " ").split()[2:]
-    included = [Path(name) for name in listed if not name.startswith(("/usr/", str(cuda_home())))]
-    name = digest([source, *included, *depends], " ".join(command))
-    result = folder / f"{source.stem}.{name}.o"
-    if not result.exists():
-        partial = folder / f"{source.stem}.{name}.{os.getpid()}.o"
-        run([*command, "-c", source, "-o", partial])
-        partial.replace(result)
-    return result
+    # The list of included files is that of the last compilation. What the system holds does not change under us.
+    key = hashlib.sha256(" ".join([*command, str(source)]).encode()).hexdigest()[:16]
+    listing = folder / f"{source.stem}.{key}.d"
+
+    def object_file():
+        listed = listing.read_text().replace("\\\n", " ").split()[2:]
+        included = [Path(name) for name in listed if not name.startswith(("/usr/", str(cuda_home())))]
+        return folder / f"{source.stem}.{digest([source, *included, *depends], key)}.o"
+
+    with contextlib.suppress(OSError):
+        if object_file().exists():
+            return object_file()
+    partial = folder / f"{source.stem}.{key}.{os.getpid()}.o"
+    run([*command, "-c", source, "-o", partial, "-MD", "-MF", partial.with_suffix(".d")])
+    partial.with_suffix(".d").replace(listing)
+    partial.replace(object_file())
+    return object_file()
 
 
 class Interpreter:
