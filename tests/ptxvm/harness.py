@@ -20,6 +20,9 @@ except ImportError:  # used as a script's neighbour, not as part of a package
     from build import build_interpreter, cuda_home, digest, run
 
 
+CACHE = Path(__file__).resolve().parents[2] / "build" / "ptxvm"  # of the tests; anything in it can be made again
+
+
 class FoundFaults(AssertionError):
     """What the checker found, one finding a line."""
 
