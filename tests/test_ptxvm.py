@@ -115,7 +115,7 @@ WORDS = np.random.default_rng(0).integers(0, 2**32, 32, dtype=np.uint32)
         ("down.b32 %r2, %r1, 3, 31", np.where(LANE + 3 < 32, LANE + 3, LANE)),
         ("up.b32 %r2, %r1, 3, 0", np.where(LANE >= 3, LANE - 3, LANE)),
         ("idx.b32 %r2, %r1, 9, 0x181f", LANE // 8 * 8 + 1),  # segments of 8: lane 9 is lane 1
-        ("bfly.b32 %r2, %r1, 9, 0x181f", LANE),  # out of the segment: own value
+        ("bfly.b32 %r2, %r1, 9, 0x181f", np.where(LANE ^ 9 <= LANE | 7, LANE ^ 9, LANE)),  # a later segment: own value
     ],
 )
 def test_shuffle(shuffle, source):

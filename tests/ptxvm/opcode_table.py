@@ -313,7 +313,7 @@ for kind in ("s32", "u32", "s64", "u64", "u8", "s16"):
 case("cvt.rn.f16.s32", "f16 s32", lambda a: a.astype(np.float32).astype(np.float16))
 case("cvt.rz.f32.s32", "f32 s32", directed(lambda a: a, "rz"))
 case("cvt.rz.f32.f64", "f32 f64", directed(lambda a: a, "rz"), inputs="finite")
-case("cvt.sat.f32.f32", "f32 f32", lambda a: np.where(np.isnan(a), 0, np.clip(a, 0, 1)))
+case("cvt.sat.f32.f32", "f32 f32", lambda a: np.where(np.isnan(a), 0, np.clip(a, 0, 1) + 0.0))  # -0 becomes 0
 case("cvt.f64.f32", "f64 f32", lambda a: a.astype(np.float64))
 case("cvt.rn.f32.f64", "f32 f64", lambda a: a.astype(np.float32))
 case("cvt.f32.f16", "f32 f16", lambda a: a.astype(np.float32))

@@ -4,7 +4,7 @@
 __global__ void shuffle_in_branch(float* out, const float* in, int n) {
   float x = in[threadIdx.x];
   if (threadIdx.x % 32 < 16) x = __shfl_xor_sync(0xFFFFFFFF, x, 1);  // FAULT shuffle_in_branch
-  out[threadIdx.x] = x;
+  out[threadIdx.x] = __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 LAUNCHER(shuffle_in_branch, 64, 0)
 
