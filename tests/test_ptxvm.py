@@ -32,7 +32,9 @@ class Ptx:
         pointers = np.array([extent(array)[0] for array in arrays], dtype=np.uint64)
         grid, block = (ctypes.c_uint32 * 3)(1, 1, 1), (ctypes.c_uint32 * 3)(threads, 1, 1)
         with self.vm.checked(**{f"array{i}": array for i, array in enumerate(arrays)}):
-            self.vm.library.ptxvm_launch(self.number, kernel.encode(), grid, block, shared, ctypes.c_void_p(pointers.ctypes.data))
+            self.vm.library.ptxvm_launch(
+                self.number, kernel.encode(), grid, block, shared, ctypes.c_void_p(pointers.ctypes.data)
+            )
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +95,9 @@ def body_kernel(body, shared=0):
     """PTX of kernel `k(in, out)`: %in and %out point to this lane's 4-byte words, %r0 is the thread."""
     variable = f".shared .align 16 .b8 buffer[{shared}];\n" if shared else ""
     here = "mad.wide.u32 %in, %r0, 4, %in; mad.wide.u32 %out, %r0, 4, %out;\n"
-    return f"{HEADER}.visible .entry k(.param .u64 in, .param .u64 out)\n{{\n{variable}{REGISTERS}{here}{body}\nret;\n}}\n"
+    return (
+        f"{HEADER}.visible .entry k(.param .u64 in, .param .u64 out)\n{{\n{variable}{REGISTERS}{here}{body}\nret;\n}}\n"
+    )
 
 
 def run_body(body, array, shared=0, result=np.uint32, threads=32):
@@ -148,7 +152,9 @@ def test_match_any():
     np.testing.assert_array_equal(run_body(body, WORDS), np.uint32(0x11111111) << (LANE & 3))
 
 
-@pytest.mark.parametrize(("lane_mask", "expected"), [("eq", 1 << LANE), ("lt", (1 << LANE) - 1), ("ge", ~((1 << LANE) - 1))])
+@pytest.mark.parametrize(
+    ("lane_mask", "expected"), [("eq", 1 << LANE), ("lt", (1 << LANE) - 1), ("ge", ~((1 << LANE) - 1))]
+)
 def test_lane_masks(lane_mask, expected):
     out = run_body(f"mov.u32 %r1, %lanemask_{lane_mask}; st.global.u32 [%out], %r1;", WORDS)
     np.testing.assert_array_equal(out, expected.astype(np.uint32))
@@ -218,7 +224,9 @@ def test_ldmatrix(count, transposed):
     registers = ", ".join(f"%r{10 + k}" for k in range(count))
     shape, trans = f"x{count}", ".trans" if transposed else ""
     fill = "mov.u32 %r1, buffer; mad.lo.u32 %r2, %r0, 16, %r1; ld.param.u64 %d1, [in]; mad.wide.u32 %d1, %r0, 16, %d1;"
-    move = "ld.global.v4.b32 {%r3, %r4, %r5, %r6}, [%d1]; st.shared.v4.b32 [%r2], {%r3, %r4, %r5, %r6}; bar.warp.sync -1;"
+    move = (
+        "ld.global.v4.b32 {%r3, %r4, %r5, %r6}, [%d1]; st.shared.v4.b32 [%r2], {%r3, %r4, %r5, %r6}; bar.warp.sync -1;"
+    )
     take = f"ldmatrix.sync.aligned.m8n8.{shape}{trans}.shared.b16 {{{registers}}}, [%r2];"
     matrices = np.random.default_rng(0).integers(0, 2**16, (4, 8, 8), dtype=np.uint16)
     for k in range(count):
@@ -315,7 +323,9 @@ def run_fault(vm, name, n=64):
     data, out = np.arange(1, 65, dtype=np.float32), np.zeros(128, dtype=np.float32)
     found = []
     with contextlib.suppress(FoundFaults), vm.checked(const_in=data, out=out):
-        error = getattr(vm.library, f"run_{name}")(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), n)
+        error = getattr(vm.library, f"run_{name}")(
+            ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), n
+        )
         found = vm.findings()
     return found, error, data, out
 
@@ -369,9 +379,7 @@ def test_missing_wait_is_named_as_never_waited_for(fault_kernels):
     assert any(finding.startswith("cp.async never waited for") for finding in found)
 
 
-@pytest.mark.parametrize(
-    "name", ["pipeline", "warp_exchange", "counters", "early_exit", "by_value"]
-)
+@pytest.mark.parametrize("name", ["pipeline", "warp_exchange", "counters", "early_exit", "by_value"])
 def test_right_code_gives_no_finding(fault_kernels, name):
     found, error, data, out = run_fault(fault_kernels, name)
     assert (found, error) == ([], 0)
@@ -392,7 +400,10 @@ def test_shared_memory_above_48_kb_needs_the_attribute(fault_kernels):
 
 def test_checked_raises_with_the_findings(fault_kernels):
     data, out = np.zeros(64, dtype=np.float32), np.zeros(64, dtype=np.float32)
-    with pytest.raises(FoundFaults, match=re.escape(marked_line("load_past_end"))), fault_kernels.checked(data=data, out=out):
+    with (
+        pytest.raises(FoundFaults, match=re.escape(marked_line("load_past_end"))),
+        fault_kernels.checked(data=data, out=out),
+    ):
         fault_kernels.library.run_load_past_end(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), 64)
 
 

@@ -103,6 +103,23 @@ int ptxvm_load(const char* text, uint64_t length) {
   });
 }
 
+const char* ptxvm_unknown() {
+  static std::string text;
+  text.clear();
+  for (const auto& module : modules()) {
+    for (const std::string& name : module->names()) {
+      const int result = guarded([&] {
+        for (const Source& source : module->kernel(name).sources) {
+          if (!source.problem.empty()) text += source.where + " [" + source.text + "]: " + source.problem + "\n";
+        }
+        return 0;
+      });
+      if (result < 0) text += name + ": " + last_error() + "\n";
+    }
+  }
+  return text.c_str();
+}
+
 int ptxvm_architecture(int module) { return modules().at(size_t(module))->architecture(); }
 
 int ptxvm_has_kernel(int module, const char* kernel) { return modules().at(size_t(module))->has(kernel); }

@@ -28,6 +28,8 @@ uint64_t ptxvm_executed(void);       // instructions (of whole warps) since the 
 
 // A module of PTX text: returns its number, or -1. ptxvm_error says what was wrong.
 int ptxvm_load(const char* text, uint64_t length);
+// One line for each instruction of all loaded kernels that cannot be executed; empty: none.
+const char* ptxvm_unknown(void);
 int ptxvm_architecture(int module);
 int ptxvm_has_kernel(int module, const char* kernel);
 // 1, and offset and size of a parameter. 0: there is no such parameter. -1: the kernel cannot be read.

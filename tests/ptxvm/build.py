@@ -3,6 +3,8 @@
 From the command line: `python tests/ptxvm/build.py FOLDER`.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -29,6 +31,15 @@ def cuda_home() -> Path | None:
         if (home / "include" / "cuda_runtime_api.h").exists():
             return home
     return None
+
+
+@contextlib.contextmanager
+def locked(folder: Path):
+    """Build in `folder` alone: the workers of pytest-xdist ask for the same things at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def run(command, **options):
@@ -60,39 +71,32 @@ def digest(files, extra="") -> str:
 def _compile(source: Path, folder: Path, home: Path) -> Path:
     result = folder / f"{source.stem}.{digest([source, *HERE.glob('*.h')], processor() + ' '.join(FLAGS))}.o"
     if not result.exists():
-        partial = result.with_suffix(f".{os.getpid()}.o")
+        partial = result.with_suffix(".partial")
         run(["g++", *FLAGS, f"-I{home / 'include'}", "-c", source, "-o", partial])
         partial.replace(result)
     return result
 
 
 def build_interpreter(folder: Path) -> Path:
-    """Build both libraries, or take what an earlier call left. Returns the folder that holds them.
-
-    The objects are cached by content in `folder`; several processes may call at once.
-    """
+    """Build both libraries, or take what an earlier call left in `folder`. Returns the folder that holds them."""
     home = cuda_home()
     if home is None:
         raise RuntimeError("nvcc is not installed")
-    folder.mkdir(parents=True, exist_ok=True)
     sources = sorted(HERE.glob("*.cpp"))
     libraries = folder / digest([*sources, *HERE.glob("*.h")], processor() + " ".join(FLAGS))
-    if libraries.exists():
-        return libraries
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = pool.map(lambda source: _compile(source, folder, home), sources)
-        objects = {source.stem: path for source, path in zip(sources, compiled, strict=True)}
-    cudart = objects.pop("cudart")
-    partial = folder / f"{libraries.name}.{os.getpid()}"
-    partial.mkdir(exist_ok=True)
-    rpath = "-Wl,-rpath,$ORIGIN"
-    run(["g++", "-shared", *objects.values(), "-o", partial / "libptxvm.so", "-Wl,-soname,libptxvm.so"])
-    runtime = ["g++", "-shared", cudart, "-o", partial / "libcudart.so.13", "-Wl,-soname,libcudart.so.13"]
-    run([*runtime, f"-L{partial}", "-lptxvm", rpath])
-    try:
+    with locked(folder):
+        if libraries.exists():
+            return libraries
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            compiled = pool.map(lambda source: _compile(source, folder, home), sources)
+            objects = {source.stem: path for source, path in zip(sources, compiled, strict=True)}
+        cudart = objects.pop("cudart")
+        partial = folder / f"{libraries.name}.partial"
+        partial.mkdir(exist_ok=True)
+        run(["g++", "-shared", *objects.values(), "-o", partial / "libptxvm.so", "-Wl,-soname,libptxvm.so"])
+        runtime = ["g++", "-shared", cudart, "-o", partial / "libcudart.so.13", "-Wl,-soname,libcudart.so.13"]
+        run([*runtime, f"-L{partial}", "-lptxvm", "-Wl,-rpath,$ORIGIN"])
         partial.rename(libraries)
-    except OSError:  # another process was faster
-        shutil.rmtree(partial)
     return libraries
 
 

@@ -21,7 +21,9 @@ class Case:
     expected: Callable
     text: str = ""
     tolerance: float = 0.0  # relative; 0: the same bits
-    inputs: str = ""  # "finite", "positive", "small": what the floats are like; "shift", "bits": the last integer operands
+    inputs: str = (
+        ""  # "finite", "positive", "small": what the floats are like; "shift", "bits": the last integer operands
+    )
 
     @property
     def result(self):
@@ -116,7 +118,9 @@ def kernel(number, case):
     for index, kind in enumerate(case.operands, start=1):
         body += load(kind, index)
     body += [instruction, *store(case.result)]
-    declarations = ".reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .b64 %a; .reg .b32 %lane, %w;"
+    declarations = (
+        ".reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .b64 %a; .reg .b32 %lane, %w;"
+    )
     listed = ", ".join(f".param .u64 {name}" for name in parameters)
     return f".visible .entry k{number}({listed})\n{{\n{declarations}\n" + "\n".join(body) + "\nret;\n}\n"
 

@@ -103,9 +103,24 @@ for kind in ("b32", "b64"):
     case(f"popc.{kind}", f"u32 {kind}", exact(int.bit_count))
     case(f"clz.{kind}", f"u32 {kind}", exact(lambda a, bits=bits: bits - a.bit_length()))
     same("brev", kind, exact(lambda a, bits=bits: int(f"{a:0{bits}b}"[::-1], 2)), operands=1)
-    case(f"bfi.{kind}", f"{kind} {kind} {kind} u32 u32", exact(lambda a, b, p, n, bits=bits: inserted(a, b, p, n, bits)), inputs="bits")
-    case(f"bfe.u{bits}", f"u{bits} u{bits} u32 u32", exact(lambda a, p, n, bits=bits: field(a, p, n, bits, False)), inputs="bits")
-    case(f"bfe.s{bits}", f"s{bits} s{bits} u32 u32", exact(lambda a, p, n, bits=bits: field(a, p, n, bits, True)), inputs="bits")
+    case(
+        f"bfi.{kind}",
+        f"{kind} {kind} {kind} u32 u32",
+        exact(lambda a, b, p, n, bits=bits: inserted(a, b, p, n, bits)),
+        inputs="bits",
+    )
+    case(
+        f"bfe.u{bits}",
+        f"u{bits} u{bits} u32 u32",
+        exact(lambda a, p, n, bits=bits: field(a, p, n, bits, False)),
+        inputs="bits",
+    )
+    case(
+        f"bfe.s{bits}",
+        f"s{bits} s{bits} u32 u32",
+        exact(lambda a, p, n, bits=bits: field(a, p, n, bits, True)),
+        inputs="bits",
+    )
     case(f"bfind.u{bits}", f"u32 u{bits}", exact(lambda a: a.bit_length() - 1))
     case(f"bfind.s{bits}", f"u32 s{bits}", exact(lambda a: (a if a >= 0 else ~a).bit_length() - 1))
 case("bfind.shiftamt.u32", "u32 u32", exact(lambda a: 32 - a.bit_length() if a else -1))
@@ -171,7 +186,13 @@ case("set.lt.u32.f32", "u32 f32 f32", lambda a, b: np.where(a < b, 0xFFFFFFFF, 0
 
 def number_wins(choose):
     """min and max: a NaN loses, -0 is less than +0."""
-    return lambda a, b: np.where(np.isnan(a), b, np.where(np.isnan(b), a, np.where(a == b, choose(np.copysign(1, a), np.copysign(1, b)) * np.abs(a), choose(a, b))))
+    return lambda a, b: np.where(
+        np.isnan(a),
+        b,
+        np.where(
+            np.isnan(b), a, np.where(a == b, choose(np.copysign(1, a), np.copysign(1, b)) * np.abs(a), choose(a, b))
+        ),
+    )
 
 
 def nan_wins(choose):
@@ -189,7 +210,9 @@ def fraction_fma(a, b, c):
     """Fused multiply-add of float64, exact by fractions."""
     from fractions import Fraction
 
-    return [float(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))) for x, y, z in zip(a, b, c, strict=True)]
+    return [
+        float(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))) for x, y, z in zip(a, b, c, strict=True)
+    ]
 
 
 def directed(function, towards):
@@ -200,7 +223,11 @@ def directed(function, towards):
         nearest = exact_result.astype(np.float32)
         limit = {"rz": np.zeros_like(nearest), "rm": np.float32(-np.inf), "rp": np.float32(np.inf)}[towards]
         step = np.nextafter(nearest, limit)
-        beyond = {"rz": np.abs(nearest) > np.abs(exact_result), "rm": nearest > exact_result, "rp": nearest < exact_result}[towards]
+        beyond = {
+            "rz": np.abs(nearest) > np.abs(exact_result),
+            "rm": nearest > exact_result,
+            "rp": nearest < exact_result,
+        }[towards]
         return np.where(beyond, step, nearest)
 
     return rounded
@@ -295,7 +322,13 @@ def to_integer(kind, rounding):
     """Float to integer with saturation; NaN becomes 0."""
     info = np.iinfo(STORAGE[kind])
     return lambda a: [
-        0 if math.isnan(x) else info.max if x >= float(info.max) else info.min if x <= float(info.min) else min(max(int(rounding(x)), info.min), info.max)
+        0
+        if math.isnan(x)
+        else info.max
+        if x >= float(info.max)
+        else info.min
+        if x <= float(info.min)
+        else min(max(int(rounding(x)), info.min), info.max)
         for x in a.astype(np.float64).tolist()
     ]
 
@@ -320,6 +353,11 @@ case("cvt.f32.f16", "f32 f16", lambda a: a.astype(np.float32))
 case("cvt.rn.f16.f32", "f16 f32", lambda a: a.astype(np.float16))
 case("cvt.f32.bf16", "f32 bf16", from_bf16)
 case("cvt.rn.bf16.f32", "bf16 f32", to_bf16)
-case("cvt.rn.f16x2.f32", "f16x2 f32 f32", lambda a, b: joined(b.astype(np.float16).view(np.uint16), a.astype(np.float16).view(np.uint16)), inputs="finite")
+case(
+    "cvt.rn.f16x2.f32",
+    "f16x2 f32 f32",
+    lambda a, b: joined(b.astype(np.float16).view(np.uint16), a.astype(np.float16).view(np.uint16)),
+    inputs="finite",
+)
 case("cvt.rn.bf16x2.f32", "bf16x2 f32 f32", lambda a, b: joined(to_bf16(b), to_bf16(a)))
 case("cvt.rna.tf32.f32", "b32 f32", lambda a: a.view(np.uint32) + 0x1000 & 0xFFFFE000, inputs="finite")
