@@ -1,40 +1,15 @@
-"""The PTX interpreter of tests/ptxvm: each opcode against numpy, and planted faults that its checks must report."""
+"""The PTX interpreter of tests/ptxvm: each opcode against numpy. test_ptxvm_checker.py tests its checks."""
 
-import contextlib
-import ctypes
-import re
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
-from ptxvm.build import build_interpreter, cuda_home
-from ptxvm.harness import CACHE, FoundFaults, Interpreter, build_kernels, extent
+from ptxvm.build import cuda_home
 from ptxvm.opcode_cases import STORAGE, from_bf16, module, operands, to_bf16
 from ptxvm.opcode_table import CASES
+from ptxvm.ptx import Ptx, run_body
 
 pytestmark = pytest.mark.skipif(cuda_home() is None, reason="nvcc is not installed: no PTX to interpret")
-
-FAULTS = Path(__file__).parent / "ptxvm" / "faults"
-HEADER = ".version 8.0\n.target sm_90\n.address_size 64\n"
-
-
-class Ptx:
-    """A module of PTX text in the interpreter; kernels take pointers only."""
-
-    def __init__(self, text):
-        self.vm = Interpreter(build_interpreter(CACHE) / "libptxvm.so")
-        self.number = self.vm.library.ptxvm_load(text.encode(), ctypes.c_uint64(len(text.encode())))
-        assert self.number >= 0, self.vm.findings()
-
-    def run(self, kernel, *arrays, threads=32, shared=0):
-        """Run one block with all checks; raise on findings."""
-        pointers = np.array([extent(array)[0] for array in arrays], dtype=np.uint64)
-        grid, block = (ctypes.c_uint32 * 3)(1, 1, 1), (ctypes.c_uint32 * 3)(threads, 1, 1)
-        with self.vm.checked(**{f"array{i}": array for i, array in enumerate(arrays)}):
-            self.vm.library.ptxvm_launch(
-                self.number, kernel.encode(), grid, block, shared, ctypes.c_void_p(pointers.ctypes.data)
-            )
 
 
 @pytest.fixture(scope="session")
@@ -86,29 +61,9 @@ def test_ptxas_accepts_the_table(tmp_path):
 
 # ---- Warp and memory instructions ------------------------------------------------------------------------------------
 
-REGISTERS = """.reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<32>; .reg .f32 %f<16>; .reg .b64 %d<8>; .reg .b64 %in, %out;
-mov.u32 %r0, %tid.x; ld.param.u64 %in, [in]; ld.param.u64 %out, [out];
-"""
-
-
-def body_kernel(body, shared=0):
-    """PTX of kernel `k(in, out)`: %in and %out point to this lane's 4-byte words, %r0 is the thread."""
-    variable = f".shared .align 16 .b8 buffer[{shared}];\n" if shared else ""
-    here = "mad.wide.u32 %in, %r0, 4, %in; mad.wide.u32 %out, %r0, 4, %out;\n"
-    return (
-        f"{HEADER}.visible .entry k(.param .u64 in, .param .u64 out)\n{{\n{variable}{REGISTERS}{here}{body}\nret;\n}}\n"
-    )
-
-
-def run_body(body, array, shared=0, result=np.uint32, threads=32):
-    """Run a body on an array of one word per thread; return the words it writes."""
-    out = np.zeros(threads, dtype=result)
-    Ptx(body_kernel(body, shared)).run("k", array, out, threads=threads)
-    return out
-
-
 LANE = np.arange(32, dtype=np.uint32)
 WORDS = np.random.default_rng(0).integers(0, 2**32, 32, dtype=np.uint32)
+NEGATIVE = sum(1 << lane for lane in range(32) if WORDS[lane] >> 31)  # lanes whose word is negative as an integer
 
 
 @pytest.mark.parametrize(
@@ -130,8 +85,8 @@ def test_shuffle(shuffle, source):
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ("setp.lt.s32 %p1, %r1, 0; vote.sync.ballot.b32 %r2, %p1, -1;", sum(1 << int(i) for i in LANE[WORDS.view(np.int32) < 0])),
-        ("setp.lt.s32 %p1, %r1, 0; vote.sync.ballot.b32 %r2, !%p1, -1;", sum(1 << int(i) for i in LANE[WORDS.view(np.int32) >= 0])),
+        ("setp.lt.s32 %p1, %r1, 0; vote.sync.ballot.b32 %r2, %p1, -1;", NEGATIVE),
+        ("setp.lt.s32 %p1, %r1, 0; vote.sync.ballot.b32 %r2, !%p1, -1;", ~NEGATIVE),
         ("setp.ne.u32 %p1, %r0, 7; vote.sync.all.pred %p2, %p1, -1; selp.b32 %r2, 1, 0, %p2;", 0),
         ("setp.eq.u32 %p1, %r0, 7; vote.sync.any.pred %p2, %p1, -1; selp.b32 %r2, 1, 0, %p2;", 1),
         ("redux.sync.add.s32 %r2, %r1, -1;", int(WORDS.astype(np.uint64).sum() % 2**32)),
@@ -141,7 +96,7 @@ def test_shuffle(shuffle, source):
         ("match.all.sync.b32 %r2|%p1, %r1, -1;", 0),
         ("mov.u32 %r2, %ntid.x;", 32),
     ],
-)  # fmt: skip
+)
 def test_whole_warp(body, expected):
     out = run_body(f"ld.global.u32 %r1, [%in]; {body} st.global.u32 [%out], %r2;", WORDS)
     np.testing.assert_array_equal(out, np.full(32, expected % 2**32, dtype=np.uint32))
@@ -189,11 +144,12 @@ def test_diverging_loop_and_branch_table():
 def test_atomics(operation, expected, space):
     """All lanes on one word, which is 0 at first."""
     if space == "shared":
-        body = f"""mov.u32 %r3, buffer; setp.eq.u32 %p1, %r0, 0; mov.u32 %r4, 0; @%p1 st.shared.u32 [%r3], %r4; bar.warp.sync -1;
-        ld.global.u32 %r1, [%in]; atom.shared.{operation} %r2, [%r3], %r1; bar.warp.sync -1; ld.shared.u32 %r2, [%r3];"""
+        body = f"""mov.u32 %r3, buffer; setp.eq.u32 %p1, %r0, 0; mov.u32 %r4, 0; @%p1 st.shared.u32 [%r3], %r4;
+        bar.warp.sync -1; ld.global.u32 %r1, [%in]; atom.shared.{operation} %r2, [%r3], %r1;
+        bar.warp.sync -1; ld.shared.u32 %r2, [%r3];"""
     else:
-        body = f"""ld.param.u64 %d1, [out]; ld.global.u32 %r1, [%in];
-        {"atom" if "exch" in operation else "red"}.global.{operation} {"%r2, " if "exch" in operation else ""}[%d1], %r1; ld.global.u32 %r2, [%d1];"""
+        opcode = "atom.global.exch.b32 %r2," if "exch" in operation else f"red.global.{operation}"
+        body = f"ld.param.u64 %d1, [out]; ld.global.u32 %r1, [%in]; {opcode} [%d1], %r1; ld.global.u32 %r2, [%d1];"
     body += "setp.eq.u32 %p1, %r0, 0; @%p1 st.global.u32 [%out], %r2;"
     assert run_body(body, WORDS, shared=16)[0] == expected
 
@@ -239,7 +195,8 @@ def test_movmatrix_and_stmatrix():
     matrix = np.arange(64, dtype=np.uint16).reshape(8, 8)
     body = """ld.global.b32 %r1, [%in]; movmatrix.sync.aligned.m8n8.trans.b16 %r2, %r1;
     mov.u32 %r3, buffer; mad.lo.u32 %r4, %r0, 16, %r3; mad.lo.u32 %r5, %r0, 4, %r3;
-    stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r4], {%r2}; bar.warp.sync -1; ld.shared.b32 %r6, [%r5]; st.global.b32 [%out], %r6;"""
+    stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r4], {%r2}; bar.warp.sync -1;
+    ld.shared.b32 %r6, [%r5]; st.global.b32 [%out], %r6;"""
     np.testing.assert_array_equal(run_body(body, matrix, shared=128).view(np.uint16).reshape(8, 8), matrix.T)
 
 
@@ -254,10 +211,10 @@ def fragment_words(matrix, positions):
     return words
 
 
-@pytest.mark.parametrize(
-    ("shape", "kind"),
-    [("m16n8k16", "bf16"), ("m16n8k16", "f16"), ("m16n8k8", "bf16"), ("m16n8k8", "f16"), ("m16n8k8", "tf32"), ("m16n8k4", "tf32")],
-)  # fmt: skip
+SHAPES = {"bf16": ("m16n8k16", "m16n8k8"), "f16": ("m16n8k16", "m16n8k8"), "tf32": ("m16n8k8", "m16n8k4")}
+
+
+@pytest.mark.parametrize(("shape", "kind"), [(shape, kind) for kind, shapes in SHAPES.items() for shape in shapes])
 def test_mma(shape, kind):
     """D = A B + C with the fragments laid out as the PTX manual draws them."""
     depth, per = int(shape[6:]), 1 if kind == "tf32" else 2
@@ -308,116 +265,3 @@ def test_loads_extend_and_stores_truncate():
     parts = WORDS.view(np.uint8).reshape(32, 4)
     out = run_body(body, WORDS).view(np.uint8).reshape(32, 4)
     np.testing.assert_array_equal(out, np.stack([parts[:, 2], parts[:, 0], parts[:, 1], 0 * parts[:, 1]], axis=1))
-
-
-# ---- The checker -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def fault_kernels():
-    return Interpreter(build_kernels(sorted(FAULTS.glob("*.cu")), CACHE))
-
-
-def run_fault(vm, name, n=64):
-    """Run one of the kernels of tests/ptxvm/faults; return the findings and the result."""
-    data, out = np.arange(1, 65, dtype=np.float32), np.zeros(128, dtype=np.float32)
-    found = []
-    with contextlib.suppress(FoundFaults), vm.checked(const_in=data, out=out):
-        error = getattr(vm.library, f"run_{name}")(
-            ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), n
-        )
-        found = vm.findings()
-    return found, error, data, out
-
-
-def marked_line(name):
-    """'races.cu:12', where the line carries the mark of the fault."""
-    for file in FAULTS.glob("*.cu"):
-        for number, line in enumerate(file.read_text().splitlines(), start=1):
-            if line.endswith(f"// FAULT {name}"):
-                return f"{file.name}:{number}"
-    return ""
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("read_before_barrier", "race: read after write"),
-        ("write_before_barrier", "race: write after read"),
-        ("two_writers", "race: write after write"),
-        ("missing_syncwarp", "race: read after write"),
-        ("barrier_of_others", "race: read after write"),
-        ("plain_read_of_atomic", "race: read after write"),
-        ("missing_wait", "access to the destination of an unfinished cp.async"),
-        ("wait_for_too_few", "access to the destination of an unfinished cp.async"),
-        ("wait_without_barrier", "race: read after write"),
-        ("overwritten_in_flight", "access to the destination of an unfinished cp.async"),
-        ("source_out_of_bounds", "global memory access out of bounds"),
-        ("load_past_end", "global memory access out of bounds"),
-        ("store_before_start", "global memory access out of bounds"),
-        ("store_to_input", "write to read-only memory"),
-        ("shared_past_end", "shared memory access out of bounds"),
-        ("misaligned", "misaligned access"),
-        ("uninitialised", "read of uninitialised shared memory"),
-        ("shuffle_in_branch", "divergent .sync instruction"),
-        ("shuffle_from_outside", "shuffle from an inactive lane"),
-        ("barrier_in_branch", "warps wait for one barrier at different places"),
-        ("barrier_of_too_many", "barrier not reached by all"),
-        ("trapped", "trap by thread 40"),
-        ("unknown_instruction", "cannot execute"),
-    ],
-)
-def test_planted_fault_is_reported(fault_kernels, name, message):
-    found, *_ = run_fault(fault_kernels, name)
-    reports = [finding for finding in found if finding.startswith(message)]
-    assert reports, found
-    assert marked_line(name) in reports[0]
-
-
-def test_missing_wait_is_named_as_never_waited_for(fault_kernels):
-    found, *_ = run_fault(fault_kernels, "missing_wait")
-    assert any(finding.startswith("cp.async never waited for") for finding in found)
-
-
-@pytest.mark.parametrize("name", ["pipeline", "warp_exchange", "counters", "early_exit", "by_value"])
-def test_right_code_gives_no_finding(fault_kernels, name):
-    found, error, data, out = run_fault(fault_kernels, name)
-    assert (found, error) == ([], 0)
-    np.testing.assert_array_equal(out[:64], 2 * data)
-
-
-@pytest.mark.parametrize("name", ["neighbouring_bytes", "producer_and_consumer"])
-def test_right_synchronisation_gives_no_finding(fault_kernels, name):
-    assert run_fault(fault_kernels, name)[0] == []
-
-
-def test_shared_memory_above_48_kb_needs_the_attribute(fault_kernels):
-    found, error, *_ = run_fault(fault_kernels, "too_much_shared")
-    assert (found, error) == ([], 1)  # cudaErrorInvalidValue
-    found, error, *_ = run_fault(fault_kernels, "enough_shared")
-    assert (found, error) == ([], 0)
-
-
-def test_checked_raises_with_the_findings(fault_kernels):
-    data, out = np.zeros(64, dtype=np.float32), np.zeros(64, dtype=np.float32)
-    with (
-        pytest.raises(FoundFaults, match=re.escape(marked_line("load_past_end"))),
-        fault_kernels.checked(data=data, out=out),
-    ):
-        fault_kernels.library.run_load_past_end(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), 64)
-
-
-def test_statistics_count_bank_conflicts_and_sectors():
-    """Rows of 128 bytes: a column of words has every lane in one bank. A stride of 128 bytes takes a sector per lane."""
-    body = """ld.param.u64 %d1, [in]; mad.wide.u32 %d1, %r0, 128, %d1; ld.global.u32 %r1, [%d1]; mov.u32 %r2, buffer;
-    mad.lo.u32 %r3, %r0, 128, %r2; st.shared.u32 [%r3], %r1; ld.shared.u32 %r4, [%r3]; st.global.u32 [%out], %r4;"""
-    ptx = Ptx(body_kernel(body, shared=4096))
-    data, out = np.zeros(1024, dtype=np.uint32), np.zeros(32, dtype=np.uint32)
-    grid, block = (ctypes.c_uint32 * 3)(1, 1, 1), (ctypes.c_uint32 * 3)(32, 1, 1)
-    pointers = np.array([data.ctypes.data, out.ctypes.data], dtype=np.uint64)
-    with ptx.vm.checked(statistics=True, data=data, out=out):
-        ptx.vm.library.ptxvm_launch(ptx.number, b"k", grid, block, 0, ctypes.c_void_p(pointers.ctypes.data))
-    by_opcode = {line["opcode"]: line for line in ptx.vm.statistics()}
-    assert (by_opcode["st.shared.u32"]["wavefronts"], by_opcode["st.shared.u32"]["ideal_wavefronts"]) == (32, 1)
-    assert (by_opcode["ld.global.u32"]["sectors"], by_opcode["ld.global.u32"]["ideal_sectors"]) == (32, 4)
-    assert by_opcode["st.global.u32"]["sectors"] in (4, 5)  # by how the array is aligned

@@ -134,6 +134,15 @@ int ptxvm_parameter(int module, const char* kernel, int number, uint32_t* offset
   });
 }
 
+int ptxvm_limits(int module, const char* kernel, uint32_t* static_shared, uint32_t* max_threads) {
+  return guarded([&] {
+    const Kernel& found = modules().at(size_t(module))->kernel(kernel);
+    *static_shared = found.static_shared;
+    *max_threads = found.max_threads;
+    return 0;
+  });
+}
+
 int ptxvm_launch(int module, const char* kernel, const uint32_t* grid, const uint32_t* block, uint32_t dynamic_shared,
                  const void* parameters) {
   return guarded([&] {

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# No contraction: PTX's mul and add round separately. -fwrapv: integers wrap as in PTX. -march=native: built where it runs.
+# No contraction: PTX's mul and add round separately. Integers wrap as in PTX. Built where it runs.
 FLAGS = ["-std=c++17", "-O2", "-fvect-cost-model=dynamic", "-march=native", "-fPIC", "-Wall", "-Wextra"]
 FLAGS += ["-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing"]
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from .build import build_interpreter, cuda_home, digest, locked, run
 
-
 CACHE = Path(__file__).resolve().parents[2] / "build" / "ptxvm"  # of the tests; anything in it can be made again
 
 

@@ -1,7 +1,7 @@
 """One-instruction kernels: what each opcode does to 32 lanes, by numpy.
 
-A Case is an opcode, the types of its result and operands, and a function of the operands' arrays. `module` writes them all
-as PTX: kernel k<number> loads an operand per lane, executes the instruction and stores the result.
+A Case is an opcode, the types of its result and operands, and a function of the operands' arrays. `module` writes them
+all as PTX: kernel k<number> loads an operand per lane, executes the instruction and stores the result.
 """
 
 from collections.abc import Callable
@@ -38,11 +38,13 @@ class Case:
         return f"{self.opcode}({self.text})" if self.text else self.opcode
 
 
-STORAGE = {
-    "pred": np.uint32,
-    **{f"{kind}{bits}": np.dtype(f"{letter}{bits // 8}").type for kind, letter in (("s", "i"), ("u", "u"), ("b", "u")) for bits in (8, 16, 32, 64)},
-    **{"f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64, "f16x2": np.uint32, "bf16x2": np.uint32},
-}  # fmt: skip
+SIZES = (8, 16, 32, 64)
+STORAGE = {  # the numpy type of a PTX type; bf16 and pairs of 16-bit numbers are kept as bits
+    **{f"s{bits}": np.dtype(f"i{bits // 8}").type for bits in SIZES},
+    **{f"{kind}{bits}": np.dtype(f"u{bits // 8}").type for kind in "ub" for bits in SIZES},
+    **{"f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": np.uint16},
+    **{"f16x2": np.uint32, "bf16x2": np.uint32, "pred": np.uint32},
+}
 
 
 def from_bf16(bits):
