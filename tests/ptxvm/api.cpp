@@ -103,6 +103,23 @@ int ptxvm_load(const char* text, uint64_t length) {
   });
 }
 
+const char* ptxvm_unknown() {
+  static std::string text;
+  text.clear();
+  for (const auto& module : modules()) {
+    for (const std::string& name : module->names()) {
+      const int result = guarded([&] {
+        for (const Source& source : module->kernel(name).sources) {
+          if (!source.problem.empty()) text += source.where + " [" + source.text + "]: " + source.problem + "\n";
+        }
+        return 0;
+      });
+      if (result < 0) text += name + ": " + last_error() + "\n";
+    }
+  }
+  return text.c_str();
+}
+
 int ptxvm_architecture(int module) { return modules().at(size_t(module))->architecture(); }
 
 int ptxvm_has_kernel(int module, const char* kernel) { return modules().at(size_t(module))->has(kernel); }
@@ -114,6 +131,15 @@ int ptxvm_parameter(int module, const char* kernel, int number, uint32_t* offset
     *offset = parameters[size_t(number)].offset;
     *size = parameters[size_t(number)].size;
     return 1;
+  });
+}
+
+int ptxvm_limits(int module, const char* kernel, uint32_t* static_shared, uint32_t* max_threads) {
+  return guarded([&] {
+    const Kernel& found = modules().at(size_t(module))->kernel(kernel);
+    *static_shared = found.static_shared;
+    *max_threads = found.max_threads;
+    return 0;
   });
 }
 

@@ -28,10 +28,14 @@ uint64_t ptxvm_executed(void);       // instructions (of whole warps) since the 
 
 // A module of PTX text: returns its number, or -1. ptxvm_error says what was wrong.
 int ptxvm_load(const char* text, uint64_t length);
+// One line for each instruction of all loaded kernels that cannot be executed; empty: none.
+const char* ptxvm_unknown(void);
 int ptxvm_architecture(int module);
 int ptxvm_has_kernel(int module, const char* kernel);
 // 1, and offset and size of a parameter. 0: there is no such parameter. -1: the kernel cannot be read.
 int ptxvm_parameter(int module, const char* kernel, int number, uint32_t* offset, uint32_t* size);
+// Shared memory that the kernel declares, and the most threads a block may have. 0, or -1: the kernel cannot be read.
+int ptxvm_limits(int module, const char* kernel, uint32_t* static_shared, uint32_t* max_threads);
 // 0, or -1 if the launch ended by a fault, which is a finding too. `grid` and `block` have three elements.
 int ptxvm_launch(int module, const char* kernel, const uint32_t* grid, const uint32_t* block, uint32_t dynamic_shared,
                  const void* parameters);

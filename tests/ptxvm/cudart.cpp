@@ -23,10 +23,10 @@ struct FatBinary {
 struct Function {
   const FatBinary* binary;
   std::string name;
-  int max_dynamic_shared = 48 << 10;  // until cudaFuncSetAttribute raises it
+  int max_dynamic_shared = -1;  // what cudaFuncSetAttribute said
 };
 
-constexpr int kSharedPerBlock = 227 << 10;  // most that an sm_90 lets a block have
+constexpr int kSharedWithoutAttribute = 48 << 10;
 constexpr uint32_t kMaxThreads = 1024, kMaxGridYz = 65535, kMaxGridX = 0x7FFFFFFF;
 constexpr uint32_t kMaxParameterBytes = 4096;
 
@@ -100,6 +100,14 @@ int choose_module(const Function& function) {
   return best;
 }
 
+// The most that a block of this architecture may have.
+int shared_per_block() {
+  int major, minor, multiprocessors;
+  ptxvm_get_device(&major, &minor, &multiprocessors);
+  if (major == 8 && minor % 7 == 0) return 163 << 10;       // sm_80, sm_87
+  return major == 8 || major == 12 ? 99 << 10 : 227 << 10;  // sm_86, sm_89, sm_120; sm_90, sm_100
+}
+
 bool valid(dim3 grid, dim3 block) {
   const bool some = grid.x && grid.y && grid.z && block.x && block.y && block.z;
   const uint64_t threads = uint64_t(block.x) * block.y * block.z;
@@ -112,18 +120,21 @@ cudaError_t launch(const void* host_function, dim3 grid, dim3 block, void** argu
   if (found == functions().end()) return cudaErrorInvalidDeviceFunction;
   const Function& function = found->second;
   if (!valid(grid, block)) return cudaErrorInvalidConfiguration;
-  if (shared > size_t(function.max_dynamic_shared)) return cudaErrorInvalidValue;
   const int module = choose_module(function);
   if (module < 0) return cudaErrorNoKernelImageForDevice;
   const char* name = function.name.c_str();
+  uint32_t static_shared, max_threads;
+  if (ptxvm_limits(module, name, &static_shared, &max_threads)) return cudaErrorInvalidKernelImage;
+  if (block.x * block.y * block.z > max_threads) return cudaErrorLaunchOutOfResources;
+  const int raised = function.max_dynamic_shared,
+            allowed = raised < 0 ? kSharedWithoutAttribute - int(static_shared) : raised;
+  if (int64_t(shared) > allowed) return cudaErrorInvalidValue;
   std::vector<uint8_t> parameters(kMaxParameterBytes);
   uint32_t offset, size;
-  int found_parameter = 0;
-  for (int i = 0; (found_parameter = ptxvm_parameter(module, name, i, &offset, &size)) > 0; ++i) {
+  for (int i = 0; ptxvm_parameter(module, name, i, &offset, &size) > 0; ++i) {
     if (offset + size > kMaxParameterBytes) return cudaErrorInvalidValue;
     std::memcpy(parameters.data() + offset, arguments[i], size);
   }
-  if (found_parameter < 0) return cudaErrorInvalidKernelImage;
   const uint32_t grid3[3] = {grid.x, grid.y, grid.z}, block3[3] = {block.x, block.y, block.z};
   const int result = ptxvm_launch(module, name, grid3, block3, uint32_t(shared), parameters.data());
   return result ? cudaErrorLaunchFailure : cudaSuccess;
@@ -187,7 +198,12 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   const auto found = functions().find(function);
   if (found == functions().end()) return keep(cudaErrorInvalidDeviceFunction);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;  // hints
-  if (value < 0 || value > kSharedPerBlock) return keep(cudaErrorInvalidValue);
+  uint32_t static_shared, max_threads;
+  const int module = choose_module(found->second);
+  if (module < 0) return keep(cudaErrorNoKernelImageForDevice);
+  if (ptxvm_limits(module, found->second.name.c_str(), &static_shared, &max_threads))
+    return keep(cudaErrorInvalidKernelImage);
+  if (value < 0 || value > shared_per_block() - int(static_shared)) return keep(cudaErrorInvalidValue);
   found->second.max_dynamic_shared = value;
   return cudaSuccess;
 }
@@ -234,6 +250,7 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaSuccess: return "no error";
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorLaunchOutOfResources: return "too many resources requested for launch";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInvalidDeviceFunction: return "invalid device function";
     case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
@@ -255,9 +272,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrComputeCapabilityMajor: *value = major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = minor; break;
     case cudaDevAttrMultiProcessorCount: *value = multiprocessors; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = kSharedPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = kSharedPerBlock + 1024; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = kSharedWithoutAttribute; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = shared_per_block(); break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = shared_per_block() + 1024; break;
     case cudaDevAttrMaxThreadsPerBlock: *value = int(kMaxThreads); break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
     case cudaDevAttrWarpSize: *value = 32; break;

@@ -114,7 +114,7 @@ void Block::reset() {
     warp.clock[size_t(warp.id)] = 1;
     warp.copies.clear();
     warp.committed.fill(0);
-    std::memset(warp.registers, 0xFF, kernel.register_bytes);
+    if (m.check) std::memset(warp.registers, 0xFF, kernel.register_bytes);  // NaN
     for (const Preset& preset : kernel.presets) {
       const bool of_block = preset.kind == Preset::Kind::special && preset.value >= kCtaidX && preset.value <= kCtaidZ;
       if (of_block) fill_preset(warp, preset);

@@ -1,22 +1,23 @@
 """Run CUDA kernels in the interpreter from Python, launch code included.
 
-    folder = Path(".cache/ptxvm")
-    library = build_kernels(["csrc/cuda/launch/product.cu", "tests/ptxvm/shim.cu"], folder)
-    vm = Interpreter(library)
-    with vm.checked(a=a, b=b, out=out):  # tensors the kernels may touch, by name; raises with the findings
-        vm.library.launch_it(ctypes.c_void_p(a.data_ptr()), ...)
+folder = Path(".cache/ptxvm")
+library = build_kernels(["csrc/cuda/launch/product.cu", "tests/ptxvm/shim.cu"], folder)
+vm = Interpreter(library)
+with vm.checked(a=a, b=b, out=out):  # tensors the kernels may touch, by name; raises with the findings
+    vm.library.launch_it(ctypes.c_void_p(a.data_ptr()), ...)
 """
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-try:
-    from .build import build_interpreter, cuda_home, digest, run
-except ImportError:  # used as a script's neighbour, not as part of a package
-    from build import build_interpreter, cuda_home, digest, run
+from .build import build_interpreter, cuda_home, digest, locked, run
+
+CACHE = Path(__file__).resolve().parents[2] / "build" / "ptxvm"  # of the tests; anything in it can be made again
 
 
 class FoundFaults(AssertionError):
@@ -39,27 +40,35 @@ def build_kernels(sources, folder, architecture=80, include=(), defines=(), depe
     sources, folder = [Path(source).resolve() for source in sources], Path(folder)
     libraries = build_interpreter(folder)
     command = nvcc_command(architecture, include, defines)
-    objects = [_compile(source, folder, command, depends) for source in sources]
-    result = folder / f"kernels.{digest(objects, str(libraries))}.so"
-    if not result.exists():
-        partial = folder / f"{result.stem}.{os.getpid()}.so"
-        link = ["g++", "-shared", *objects, "-o", partial, f"-L{libraries}", "-l:libcudart.so.13", "-lptxvm"]
-        run([*link, f"-Wl,-rpath,{libraries.resolve()}", "-Wl,-z,defs"])
-        partial.replace(result)
-    return result
+    with locked(folder), ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda source: _compile(source, folder, command, depends), sources))
+        result = folder / f"kernels.{digest(objects, str(libraries))}.so"
+        if not result.exists():
+            partial = folder / f"{result.stem}.partial"
+            link = ["g++", "-shared", *objects, "-o", partial, f"-L{libraries}", "-l:libcudart.so.13", "-lptxvm"]
+            run([*link, f"-Wl,-rpath,{libraries.resolve()}", "-Wl,-z,defs"])
+            partial.replace(result)
+        return result
 
 
 def _compile(source, folder, command, depends):
-    # nvcc -M names everything that is included; what the system holds does not change under us.
-    listed = run([*command, "-M", source]).replace("\\\n", " ").split()[2:]
-    included = [Path(name) for name in listed if not name.startswith(("/usr/", str(cuda_home())))]
-    name = digest([source, *included, *depends], " ".join(command))
-    result = folder / f"{source.stem}.{name}.o"
-    if not result.exists():
-        partial = folder / f"{source.stem}.{name}.{os.getpid()}.o"
-        run([*command, "-c", source, "-o", partial])
-        partial.replace(result)
-    return result
+    # The list of included files is that of the last compilation. What the system holds does not change under us.
+    key = hashlib.sha256(" ".join([*command, str(source)]).encode()).hexdigest()[:16]
+    listing = folder / f"{source.stem}.{key}.d"
+
+    def object_file():
+        listed = listing.read_text().replace("\\\n", " ").split()[2:]
+        included = [Path(name) for name in listed if not name.startswith(("/usr/", str(cuda_home())))]
+        return folder / f"{source.stem}.{digest([source, *included, *depends], key)}.o"
+
+    with contextlib.suppress(OSError):
+        if object_file().exists():
+            return object_file()
+    partial = folder / f"{source.stem}.{key}.partial.o"
+    run([*command, "-c", source, "-o", partial, "-MD", "-MF", partial.with_suffix(".d")])
+    partial.with_suffix(".d").replace(listing)
+    partial.replace(object_file())
+    return object_file()
 
 
 class Interpreter:
@@ -73,17 +82,13 @@ class Interpreter:
         """Load the library; `architecture` (80, 90) is what the launch code is told it runs on."""
         library = Path(library)
         self.library = ctypes.CDLL(str(library))
-        self._set_signatures()
-        if architecture is not None:
-            self._vm.ptxvm_device(architecture // 10, architecture % 10, multiprocessors)
-
-    def _set_signatures(self):
-        self._vm = self.library  # its dependencies' functions are found through it
-        for name in ("findings", "statistics", "error"):
+        self._vm = self.library  # the interpreter's functions are found through what depends on it
+        for name in ("findings", "statistics", "error", "unknown"):
             getattr(self._vm, f"ptxvm_{name}").restype = ctypes.c_char_p
         self._vm.ptxvm_executed.restype = ctypes.c_uint64
         self._vm.ptxvm_register.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
-        self._vm.ptxvm_unregister.argtypes = [ctypes.c_void_p]
+        if architecture is not None:
+            self._vm.ptxvm_device(architecture // 10, architecture % 10, multiprocessors)
 
     def options(self, check=True, statistics=False):
         """Turn the checks and the access statistics on or off."""
@@ -106,6 +111,10 @@ class Interpreter:
     def statistics(self):
         """List the memory accesses per kernel, source line and opcode, as dictionaries (see statistics.h)."""
         return json.loads(self._vm.ptxvm_statistics().decode())
+
+    def unknown_instructions(self):
+        """List what the loaded kernels contain that the interpreter cannot execute, whether it is reached or not."""
+        return self._vm.ptxvm_unknown().decode().splitlines()
 
     def executed(self):
         """Count the instructions executed so far, one for all lanes of a warp."""

@@ -81,27 +81,20 @@ void set_predicate(Warp& warp, const Instruction& instruction, uint32_t lanes) {
 }
 
 template <class Op>
-struct AllOnes {  // set.u32
+struct AllOnes {  // set.u32, set.s32
   template <class T>
   uint32_t operator()(T a, T b) const {
     return Op()(a, b) ? ~0u : 0;
   }
 };
-template <class Op>
-struct One {  // set.f32
-  template <class T>
-  float operator()(T a, T b) const {
-    return Op()(a, b) ? 1.f : 0.f;
-  }
-};
-
 template <class Op, class T>
 void define_one(OpcodeTable& table, const std::string& op, const char* type = suffix<T>()) {
   const std::string name = op + ".";
   table["setp." + name + type] = {set_predicate<Op, T>, {'p', 'p', letter<T>(), letter<T>(), 'p'}};
-  define<AllOnes<Op>, uint32_t, T, T>(table, "set." + name + "u32." + type);
-  define<AllOnes<Op>, uint32_t, T, T>(table, "set." + name + "s32." + type);
-  define<One<Op>, float, T, T>(table, "set." + name + "f32." + type);
+  if constexpr (sizeof(T) == 4) {
+    define<AllOnes<Op>, uint32_t, T, T>(table, "set." + name + "u32." + type);
+    define<AllOnes<Op>, uint32_t, T, T>(table, "set." + name + "s32." + type);
+  }
 }
 
 template <class Op, class... T>

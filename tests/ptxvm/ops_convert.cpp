@@ -106,7 +106,7 @@ template <class D, class A>
 void define_integer_pair(OpcodeTable& table) {
   const std::string types = std::string(suffix<D>()) + "." + suffix<A>();
   define<Truncate, D, A>(table, "cvt." + types);
-  define<SaturateTo<D>, D, A>(table, "cvt.sat." + types);
+  if constexpr (sizeof(A) >= 4) define_rare<SaturateTo<D>, D, A>(table, "cvt.sat." + types);
 }
 template <class D, class... A>
 void define_integers_to(OpcodeTable& table) {
@@ -121,15 +121,15 @@ template <class F, class I>
 void define_float_and_integer(OpcodeTable& table) {
   const std::string from_float = std::string(suffix<I>()) + "." + suffix<F>();
   const std::string to_float = std::string(suffix<F>()) + "." + suffix<I>();
-  define<ToInteger<I, ToNearest>, I, F>(table, "cvt.rni." + from_float);
-  define<ToInteger<I, ToZero>, I, F>(table, "cvt.rzi." + from_float);
-  define<ToInteger<I, Down>, I, F>(table, "cvt.rmi." + from_float);
-  define<ToInteger<I, Up>, I, F>(table, "cvt.rpi." + from_float);
-  define<ToFloat<F>, F, I>(table, "cvt." + to_float);
+  define_rare<ToInteger<I, ToNearest>, I, F>(table, "cvt.rni." + from_float);
+  define_rare<ToInteger<I, ToZero>, I, F>(table, "cvt.rzi." + from_float);
+  define_rare<ToInteger<I, Down>, I, F>(table, "cvt.rmi." + from_float);
+  define_rare<ToInteger<I, Up>, I, F>(table, "cvt.rpi." + from_float);
+  define_rare<ToFloat<F>, F, I>(table, "cvt." + to_float);
   if constexpr (std::is_same_v<F, float>) {
-    define<ToFloatDirected<Direction::zero>, F, I>(table, "cvt.rz." + to_float);
-    define<ToFloatDirected<Direction::down>, F, I>(table, "cvt.rm." + to_float);
-    define<ToFloatDirected<Direction::up>, F, I>(table, "cvt.rp." + to_float);
+    define_rare<ToFloatDirected<Direction::zero>, F, I>(table, "cvt.rz." + to_float);
+    define_rare<ToFloatDirected<Direction::down>, F, I>(table, "cvt.rm." + to_float);
+    define_rare<ToFloatDirected<Direction::up>, F, I>(table, "cvt.rp." + to_float);
   }
 }
 template <class F, class... I>
@@ -140,10 +140,10 @@ void define_float_and_integers(OpcodeTable& table) {
 template <class F>
 void define_rounding(OpcodeTable& table) {
   const std::string types = std::string(suffix<F>()) + "." + suffix<F>();
-  define<RoundFloat<ToNearest>, F, F>(table, "cvt.rni." + types);
-  define<RoundFloat<ToZero>, F, F>(table, "cvt.rzi." + types);
-  define<RoundFloat<Down>, F, F>(table, "cvt.rmi." + types);
-  define<RoundFloat<Up>, F, F>(table, "cvt.rpi." + types);
+  define_rare<RoundFloat<ToNearest>, F, F>(table, "cvt.rni." + types);
+  define_rare<RoundFloat<ToZero>, F, F>(table, "cvt.rzi." + types);
+  define_rare<RoundFloat<Down>, F, F>(table, "cvt.rmi." + types);
+  define_rare<RoundFloat<Up>, F, F>(table, "cvt.rpi." + types);
 }
 
 }  // namespace
@@ -155,15 +155,19 @@ void add_integer_conversions(OpcodeTable& table) {
 void add_float_conversions(OpcodeTable& table) {
   define_float_and_integers<float, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t>(table);
   define_float_and_integers<double, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t>(table);
-  define_float_and_integers<Half, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t>(table);
-  define_float_and_integers<BFloat16, int8_t, uint8_t, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t>(table);
+  define_float_and_integers<Half, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t>(table);
+  define_float_and_integers<BFloat16, int16_t, uint16_t, int32_t, uint32_t, int64_t, uint64_t>(table);
+  // Those of inner loops.
+  define<ToFloat<float>, float, int32_t>(table, "cvt.f32.s32");
+  define<ToFloat<float>, float, uint32_t>(table, "cvt.f32.u32");
+  define<ToInteger<int32_t, ToZero>, int32_t, float>(table, "cvt.rzi.s32.f32");
   define_rounding<float>(table), define_rounding<double>(table), define_rounding<Half>(table);
 
   define<ToFloat<double>, double, float>(table, "cvt.f64.f32");
   define<ToFloat<float>, float, double>(table, "cvt.f32.f64");
-  define<ToFloatDirected<Direction::zero>, float, double>(table, "cvt.rz.f32.f64");
-  define<ToFloatDirected<Direction::down>, float, double>(table, "cvt.rm.f32.f64");
-  define<ToFloatDirected<Direction::up>, float, double>(table, "cvt.rp.f32.f64");
+  define_rare<ToFloatDirected<Direction::zero>, float, double>(table, "cvt.rz.f32.f64");
+  define_rare<ToFloatDirected<Direction::down>, float, double>(table, "cvt.rm.f32.f64");
+  define_rare<ToFloatDirected<Direction::up>, float, double>(table, "cvt.rp.f32.f64");
   define<ToFloat<float>, float, float>(table, "cvt.f32.f32");
   define<ToFloat<Half>, Half, float>(table, "cvt.f16.f32");
   define<ToFloat<Half>, Half, double>(table, "cvt.f16.f64");

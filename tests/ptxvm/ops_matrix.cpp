@@ -75,10 +75,10 @@ void transpose_matrix(Warp& warp, const Instruction& instruction, uint32_t lanes
 //   A: register r holds row g + 8 (r % 2), columns p t + 4 p (r / 2) and on
 //   B: register r holds column g, rows p t + 4 p r and on
 //   C, D: register r holds row g + 8 (r / 2), column 2 t + r % 2
-template <int p, class Convert>
+template <int p, int b_registers, class Convert>
 void multiply(Warp& warp, const Instruction& instruction, uint32_t lanes, Convert convert) {
   need_all_lanes(instruction, lanes);
-  const int b_registers = instruction.count, depth = 4 * p * b_registers;
+  constexpr int depth = 4 * p * b_registers;
   float a[16][16], b[16][8], c[16][8];
   for (int r = 0; r < 2 * b_registers; ++r) {
     const uint32_t* const from = warp.lanes<uint32_t>(instruction.operand[size_t(4 + r)]);
@@ -108,16 +108,25 @@ void multiply(Warp& warp, const Instruction& instruction, uint32_t lanes, Conver
   }
 }
 
+template <int b_registers>
 void multiply_half(Warp& warp, const Instruction& instruction, uint32_t lanes) {
-  multiply<2>(warp, instruction, lanes, [](uint32_t pair, int i) { return half_to_float(uint16_t(pair >> 16 * i)); });
+  const auto convert = [](uint32_t pair, int i) { return half_to_float(uint16_t(pair >> 16 * i)); };
+  multiply<2, b_registers>(warp, instruction, lanes, convert);
 }
+template <int b_registers>
 void multiply_bfloat16(Warp& warp, const Instruction& instruction, uint32_t lanes) {
-  multiply<2>(warp, instruction, lanes,
-              [](uint32_t pair, int i) { return bfloat16_to_float(uint16_t(pair >> 16 * i)); });
+  const auto convert = [](uint32_t pair, int i) { return bfloat16_to_float(uint16_t(pair >> 16 * i)); };
+  multiply<2, b_registers>(warp, instruction, lanes, convert);
 }
 // The hardware does not look at the low 13 bits of a tf32 operand.
+template <int b_registers>
 void multiply_tf32(Warp& warp, const Instruction& instruction, uint32_t lanes) {
-  multiply<1>(warp, instruction, lanes, [](uint32_t bits, int) { return bits_as<float>(bits & 0xFFFFE000u); });
+  multiply<1, b_registers>(warp, instruction, lanes,
+                           [](uint32_t bits, int) { return bits_as<float>(bits & 0xFFFFE000u); });
+}
+template <int b_registers>
+Handler choose_multiply(bool half, bool tf32) {
+  return tf32 ? multiply_tf32<b_registers> : half ? multiply_half<b_registers> : multiply_bfloat16<b_registers>;
 }
 
 // mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 d, a, b, c. Places: d 0..3, a 4..7, b 8..9, c 10..13.
@@ -128,9 +137,8 @@ void assemble_multiply(Assembler& assembler, const Statement& statement, Instruc
                              statement.modifiers[statement.modifiers.size() - 4] == "f32";
   const bool shape_known = tf32 ? k == 8 || k == 4 : (half || bfloat16) && k >= 8;
   if (!sums_in_float || !shape_known) throw Unknown("shape or types of the matrix product");
-  instruction.handler = tf32 ? multiply_tf32 : half ? multiply_half : multiply_bfloat16;
   const int b_registers = k / (tf32 ? 4 : 8);
-  instruction.count = uint8_t(b_registers);
+  instruction.handler = b_registers == 2 ? choose_multiply<2>(half, tf32) : choose_multiply<1>(half, tf32);
   const size_t first[4] = {0, 4, 8, 10}, expected[4] = {4, size_t(2 * b_registers), size_t(b_registers), 4};
   for (size_t matrix : {1u, 2u, 3u, 0u}) {
     const auto parts = vector_elements(statement.operands.at(matrix));

@@ -155,7 +155,7 @@ bool assemble_pack(Assembler& assembler, const Statement& statement, Instruction
 
 bool assemble_load_store(Assembler& assembler, const Statement& statement, Instruction& instruction) {
   const bool is_load = statement.name() == "ld" || statement.name() == "ldu";
-  if (!is_load && statement.name() != "st") return false;
+  if ((!is_load && statement.name() != "st") || statement.has("async") || statement.has("bulk")) return false;
   const uint32_t bytes = type_bytes(statement.type());
   const char letter = letter_of_bytes(bytes);
   const char type = statement.type()[0] == 's' ? char(toupper(letter)) : letter;

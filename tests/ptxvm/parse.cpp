@@ -194,6 +194,14 @@ static void declare_parameters(const std::string& header, Kernel& kernel, Assemb
   }
 }
 
+// ".maxntid 128, 1, 1": what __launch_bounds__ says.
+static uint32_t max_threads(const std::string& header) {
+  const size_t at = header.find(".maxntid");
+  uint32_t x = 1024, y = 1, z = 1;
+  if (at != std::string::npos) std::sscanf(header.c_str() + at, ".maxntid %u, %u, %u", &x, &y, &z);
+  return x * y * z;
+}
+
 Kernel& Module::kernel(const std::string& name) {
   std::unique_ptr<Kernel>& known = kernels_[name];
   if (known) return *known;
@@ -208,6 +216,7 @@ Kernel& Module::kernel(const std::string& name) {
   Assembler assembler(*kernel);
   for (const auto& [symbol_name, symbol] : symbols_) assembler.declare_symbol(symbol_name, symbol);
   declare_parameters(text.substr(0, open), *kernel, assembler);
+  kernel->max_threads = max_threads(text.substr(0, open));
   Locations locations(files_);
   read_body(text.substr(open + 1, close - open - 1), assembler, *kernel, locations);
   assembler.finish();

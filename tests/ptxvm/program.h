@@ -106,7 +106,7 @@ struct Kernel {
   uint32_t file_bytes = 0;      // of both
   std::vector<Preset> presets;
   uint32_t static_shared = 0, dynamic_shared_alignment = 16, local_bytes = 0;
-  bool uses_dynamic_shared = false;
+  uint32_t max_threads = 1024;    // __launch_bounds__
   uint32_t smallest_access = 16;  // bytes of the narrowest access that can reach shared memory
 };
 
