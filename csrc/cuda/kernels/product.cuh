@@ -73,12 +73,14 @@ struct DepthStep {
   template <class T>
   __device__ __forceinline__ Factor<T> of_a(const ProductTile<T>& tile) const {
     const Product& p = tile.p;
-    return {tile.a + group * p.a_group_stride + k * p.a.col_stride, p.a.row_stride, p.a.col_stride, tile.rows, depth(p)};
+    return {tile.a + group * p.a_group_stride + k * p.a.col_stride, p.a.row_stride, p.a.col_stride, tile.rows,
+            depth(p)};
   }
   template <class T>
   __device__ __forceinline__ Factor<T> of_b(const ProductTile<T>& tile) const {
     const Product& p = tile.p;
-    return {tile.b + group * p.b_group_stride + k * p.b.row_stride, p.b.col_stride, p.b.row_stride, tile.cols, depth(p)};
+    return {tile.b + group * p.b_group_stride + k * p.b.row_stride, p.b.col_stride, p.b.row_stride, tile.cols,
+            depth(p)};
   }
 
  private:

@@ -13,19 +13,23 @@ constexpr int kFmaLoads = kFmaTile * kFmaDepth / kFmaThreads;  // elements of a 
 // banks, and rows stay aligned for reads of four.
 constexpr int kFmaPitch = kFmaTile + 4;
 
+// Elements of 16 bytes.
+template <class T>
+constexpr int kFmaRun = 16 / sizeof(T);
+
 // A step of one factor in shared memory, depth by depth.
 template <class T>
 struct FmaStep {
-  alignas(kRunBytes) T at[kFmaDepth][kFmaPitch];
+  alignas(16) T at[kFmaDepth][kFmaPitch];
 
   // Elements o .. o+3 of depth k.
   __device__ __forceinline__ void read(int k, int o, T (&x)[kFmaThread]) const {
 #pragma unroll
-    for (int i = 0; i < kFmaThread; i += kRun<T>) {
-      T run[kRun<T>];
+    for (int i = 0; i < kFmaThread; i += kFmaRun<T>) {
+      T run[kFmaRun<T>];
       load_run(&at[k][o + i], run);
 #pragma unroll
-      for (int r = 0; r < kRun<T>; ++r) x[i + r] = run[r];
+      for (int r = 0; r < kFmaRun<T>; ++r) x[i + r] = run[r];
     }
   }
 };
@@ -40,12 +44,8 @@ struct FmaLoads {
       : along_depth(depth_stride == 1 || stride != 1) {}
 
   __device__ static __forceinline__ int index(int i) { return threadIdx.x + i * kFmaThreads; }
-  __device__ __forceinline__ int outer(int i) const {
-    return along_depth ? index(i) / kFmaDepth : index(i) % kFmaTile;
-  }
-  __device__ __forceinline__ int depth(int i) const {
-    return along_depth ? index(i) % kFmaDepth : index(i) / kFmaTile;
-  }
+  __device__ __forceinline__ int outer(int i) const { return along_depth ? index(i) / kFmaDepth : index(i) % kFmaTile; }
+  __device__ __forceinline__ int depth(int i) const { return along_depth ? index(i) % kFmaDepth : index(i) / kFmaTile; }
 
   __device__ __forceinline__ void load(const Factor<T>& f) {
 #pragma unroll
@@ -113,17 +113,17 @@ struct FmaSums {
     for (int i = 0; i < kFmaThread; ++i) {
       if (row + i >= tile.rows) return;
       T* out = tile.c + (row + i) * p.c.row_stride + col * p.c.col_stride;
-      const bool as_runs = p.c.col_stride == 1 && col + kFmaThread <= tile.cols && starts_run(out);
+      const bool as_runs = p.c.col_stride == 1 && col + kFmaThread <= tile.cols && starts_run<kFmaRun<T>>(out);
 #pragma unroll
-      for (int j = 0; j < kFmaThread; j += kRun<T>) {
-        T run[kRun<T>];
+      for (int j = 0; j < kFmaThread; j += kFmaRun<T>) {
+        T run[kFmaRun<T>];
 #pragma unroll
-        for (int r = 0; r < kRun<T>; ++r) run[r] = alpha * sum[i][j + r];
+        for (int r = 0; r < kFmaRun<T>; ++r) run[r] = alpha * sum[i][j + r];
         if (as_runs) {
           store_run(out + j, run);
         } else {
 #pragma unroll
-          for (int r = 0; r < kRun<T>; ++r)
+          for (int r = 0; r < kFmaRun<T>; ++r)
             if (col + j + r < tile.cols) out[(j + r) * p.c.col_stride] = run[r];
         }
       }

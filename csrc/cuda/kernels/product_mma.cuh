@@ -8,10 +8,13 @@
 
 namespace mha::cuda {
 
-// 128 x 64 sums for 4 warps of 32 x 64, 64 registers a thread: for 16 tensor instructions a warp reads 6 x 4 matrices.
-// 64 columns: many a head_dim is no larger. 32 of the depth: two steps take 24 KB, and what is on the way 24 registers.
-constexpr int kMmaRows = 128, kMmaCols = 64, kMmaDepth = 32, kMmaThreads = 128, kMmaWarpRows = 32;
-constexpr int kMmaRun = 8;  // elements of a run
+// 128 x 64 sums for 8 warps of 32 x 32: 32 registers a thread, and for 8 tensor instructions a warp reads 4 x 4
+// matrices. 64 columns: many a head_dim is no larger. 32 of the depth: two steps take 24 KB, and what is on the way 12
+// registers.
+constexpr int kMmaRows = 128, kMmaCols = 64, kMmaDepth = 32;
+constexpr int kMmaWarpRows = 32, kMmaWarpCols = 32, kMmaWarpsAcross = kMmaCols / kMmaWarpCols;
+constexpr int kMmaThreads = kMmaRows / kMmaWarpRows * kMmaWarpsAcross * 32;
+constexpr int kMmaRun = 8, kMmaRunBytes = 16;  // elements of a run, and its size
 
 // Where the elements of a step of kCount x kMmaDepth stand in shared memory. Rows of runs; the place of a run in its
 // row is permuted by the row, so that eight runs one below the other, which ldmatrix reads at a time, lie in different
@@ -19,11 +22,11 @@ constexpr int kMmaRun = 8;  // elements of a run
 template <int kCount, bool kAlongDepth>
 struct MmaStep {
   static constexpr int kRowRuns = (kAlongDepth ? kMmaDepth : kCount) / kMmaRun;
-  static constexpr int kRuns = kCount * kMmaDepth / kMmaRun, kBytes = kRuns * kRunBytes;
+  static constexpr int kRuns = kCount * kMmaDepth / kMmaRun, kBytes = kRuns * kMmaRunBytes;
 
   __device__ static __forceinline__ int run_offset(int row, int run) {
     const int place = kAlongDepth ? run ^ (row >> 1 & 3) : run ^ (row & 7);
-    return (row * kRowRuns + place) * kRunBytes;
+    return (row * kRowRuns + place) * kMmaRunBytes;
   }
   // Of the run that holds element (o, k).
   __device__ static __forceinline__ int offset(int o, int k) {
@@ -48,7 +51,7 @@ struct MmaStep {
 // n elements from p on, p[stride] apart, zeros after them.
 template <class T>
 __device__ __forceinline__ void load_elements(const T* p, int64_t stride, int n, T (&x)[kMmaRun]) {
-  if (n >= kMmaRun && stride == 1 && starts_run(p)) return load_run(p, x);
+  if (n >= kMmaRun && stride == 1 && starts_run<kMmaRun>(p)) return load_run(p, x);
 #pragma unroll
   for (int i = 0; i < kMmaRun; ++i) x[i] = i < n ? p[i * stride] : T{0};
 }
@@ -95,21 +98,23 @@ struct MmaLoads {
 
   __device__ __forceinline__ void store(unsigned char* step) const {
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) store_run(reinterpret_cast<T*>(step + Step::run_offset(row(i), run(i))), x[i]);
+    for (int i = 0; i < kLoads; ++i)
+      store_run_shared(reinterpret_cast<T*>(step + Step::run_offset(row(i), run(i))), x[i]);
   }
 };
 
-// The sums of one thread, as the tensor instruction lays them out (primitives.cuh): its warp has kMmaWarpRows rows.
+// The sums of one thread, as the tensor instruction lays them out (primitives.cuh).
 template <class T>
 struct MmaSums {
-  static constexpr int kTilesDown = kMmaWarpRows / 16, kTilesAcross = kMmaCols / 8;
+  static constexpr int kTilesDown = kMmaWarpRows / 16, kTilesAcross = kMmaWarpCols / 8;
   float sum[kTilesDown][kTilesAcross][4] = {};
 
-  __device__ static __forceinline__ int warp_row() { return threadIdx.x / 32 * kMmaWarpRows; }
+  __device__ static __forceinline__ int warp_row() { return threadIdx.x / 32 / kMmaWarpsAcross * kMmaWarpRows; }
+  __device__ static __forceinline__ int warp_col() { return threadIdx.x / 32 % kMmaWarpsAcross * kMmaWarpCols; }
   __device__ static __forceinline__ int row(int down, int half) {
     return warp_row() + 16 * down + 8 * half + threadIdx.x % 32 / 4;
   }
-  __device__ static __forceinline__ int col(int across) { return 8 * across + threadIdx.x % 4 * 2; }
+  __device__ static __forceinline__ int col(int across) { return warp_col() + 8 * across + threadIdx.x % 4 * 2; }
 
   template <class StepA, class StepB>
   __device__ __forceinline__ void add(uint32_t a, uint32_t b) {
@@ -122,7 +127,7 @@ struct MmaSums {
 #pragma unroll
       for (int across = 0; across < kTilesAcross; across += 2) {
         uint32_t right[4];
-        StepB::template fragments<true>(b, 8 * across, k, right);
+        StepB::template fragments<true>(b, warp_col() + 8 * across, k, right);
 #pragma unroll
         for (int down = 0; down < kTilesDown; ++down) {
           mma<T>(sum[down][across], left[down], right[0], right[1]);
@@ -166,7 +171,7 @@ struct MmaSums {
 #pragma unroll
         for (int across = 0; across < kTilesAcross; ++across) {
           const float* x = &sum[down][across][2 * half];
-          store_shared(staged + Rows::run_offset(row(down, half), across) + threadIdx.x % 4 * 4,
+          store_shared(staged + Rows::run_offset(row(down, half), warp_col() / kMmaRun + across) + threadIdx.x % 4 * 4,
                        pack<T>(alpha * x[0], alpha * x[1]));
         }
     __syncthreads();
@@ -177,7 +182,7 @@ struct MmaSums {
       T x[kMmaRun];
       load_run(reinterpret_cast<const T*>(room + Rows::run_offset(r, run)), x);
       T* out = tile.c + r * p.c.row_stride + run * kMmaRun * p.c.col_stride;
-      if (n >= kMmaRun && p.c.col_stride == 1 && starts_run(out)) {
+      if (n >= kMmaRun && p.c.col_stride == 1 && starts_run<kMmaRun>(out)) {
         store_run(out, x);
       } else {
 #pragma unroll
@@ -189,7 +194,7 @@ struct MmaSums {
 };
 
 template <class T, bool kADepth, bool kBDepth>
-__global__ void __launch_bounds__(kMmaThreads)
+__global__ void __launch_bounds__(kMmaThreads, 2)
     product_mma_kernel(const __grid_constant__ Product p, const __grid_constant__ ProductCut cut) {
   using LoadsA = MmaLoads<T, kMmaRows, kADepth>;
   using LoadsB = MmaLoads<T, kMmaCols, kBDepth>;
