@@ -73,10 +73,8 @@ __device__ __forceinline__ int64_t element_offset(const BatchShape& shape, int64
   return shape.ndim ? offset + flat * strides[0] : 0;
 }
 
-template <class Acc>
-__device__ __forceinline__ bool is_finite(Acc x) {
-  return x - x == 0;
-}
+__device__ __forceinline__ bool is_finite(float x) { return x - x == 0; }
+__device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
 
 // e^x for x <= 0 or NaN. What would be subnormal is 0, as on the CPU: a weight that is 0 hides its value.
 __device__ __forceinline__ float exp_nonpositive(float x) { return x < -87.0f ? 0.0f : expf(x); }
