@@ -61,6 +61,13 @@ __device__ __forceinline__ void store_run(T* p, const T (&x)[N]) {
   __stwb(reinterpret_cast<Word*>(p), word);
 }
 
+// x, but the compiler no longer knows where it came from: it keeps x in a register, where it would calculate it anew in
+// every turn of a loop.
+__device__ __forceinline__ int calculated_once(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Offset of element `flat` of a shape, in the order of that shape. As batch_offset of core/strides.h, but without the
 // division that the outermost dimension does not need: a shape of one dimension costs none.
 __device__ __forceinline__ int64_t element_offset(const BatchShape& shape, int64_t flat, const int64_t* strides) {

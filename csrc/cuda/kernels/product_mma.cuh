@@ -48,8 +48,8 @@ struct MmaReader {
     const int further = kDepthFirst ? third : second, deeper = kDepthFirst ? second : third;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      place[i] = Step::kDepthInRow ? Step::offset(o + (lane & 7) + 8 * further, 16 * i + 8 * deeper)
-                                   : Step::offset(o + 16 * i + 8 * further, (lane & 7) + 8 * deeper);
+      place[i] = calculated_once(Step::kDepthInRow ? Step::offset(o + (lane & 7) + 8 * further, 16 * i + 8 * deeper)
+                                                   : Step::offset(o + 16 * i + 8 * further, (lane & 7) + 8 * deeper));
   }
 
   // The fragment number `side` along o, `depth` along the depth.
@@ -93,6 +93,7 @@ struct MmaLoads {
   static constexpr int kLoads = Step::kRuns / kMmaThreads, kRowsBetween = kMmaThreads / Step::kRowRuns;
   static_assert(kRowsBetween % 8 == 0, "the permutation repeats after 8 rows");
   const int row, column;  // the thread's first run, in the step
+  const int place;        // of it in shared memory
   const int count;
   const int64_t stride, gap;  // between elements, between runs
   const T* p;                 // the thread's first element
@@ -102,6 +103,7 @@ struct MmaLoads {
   __device__ __forceinline__ explicit MmaLoads(const Factor<T>& f)
       : row(threadIdx.x / Step::kRowRuns),
         column(threadIdx.x % Step::kRowRuns * kMmaRun),
+        place(calculated_once(Step::run_offset(row, column / kMmaRun))),
         count(f.count),
         stride(kAlongDepth ? f.depth_stride : f.stride),
         gap(kRowsBetween * (kAlongDepth ? f.stride : f.depth_stride)),
@@ -132,7 +134,7 @@ struct MmaLoads {
   }
 
   __device__ __forceinline__ void store(unsigned char* step) const {
-    uint4* at = reinterpret_cast<uint4*>(step + Step::run_offset(row, column / kMmaRun));
+    uint4* at = reinterpret_cast<uint4*>(step + place);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) at[i * kMmaThreads] = x[i];
   }
