@@ -34,8 +34,8 @@ __device__ __forceinline__ T kept(T w, uint32_t field, uint32_t threshold, accum
 template <class T>
 __device__ __forceinline__ void drop(const T* w, int64_t w_stride, T* out, int64_t out_stride, int64_t n,
                                      const PhiloxBlock& random, uint32_t threshold, accumulate_t<T> keep_scale) {
-  constexpr int N = kRun<T>;
-  const bool as_runs = n >= kKeysPerBlock && w_stride == 1 && out_stride == 1 && starts_run(w) && starts_run(out);
+  constexpr int N = sizeof(T) == 8 ? 2 : sizeof(T) == 4 ? 4 : 8;  // 16 bytes
+  const bool as_runs = n >= kKeysPerBlock && w_stride == 1 && out_stride == 1 && starts_run<N>(w) && starts_run<N>(out);
 #pragma unroll
   for (int j = 0; j < kKeysPerBlock; j += N) {
     T x[N] = {};

@@ -23,27 +23,49 @@ __device__ __forceinline__ T from_accumulate(accumulate_t<T> x) {
   else return x;
 }
 
-// A run: neighbours that one memory instruction moves together, where their address is a multiple of its size.
-constexpr int kRunBytes = 16;
-template <class T>
-constexpr int kRun = kRunBytes / static_cast<int>(sizeof(T));
+// A run: N neighbours, 8 or 16 bytes, that one memory instruction moves where their address is a multiple of that.
+template <class T, int N>
+struct RunWord {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static_assert(kBytes == 8 || kBytes == 16);
+  using type = std::conditional_t<kBytes == 8, uint2, uint4>;
+};
 
-template <class T>
+template <int N, class T>
 __device__ __forceinline__ bool starts_run(const T* p) {
-  return reinterpret_cast<uintptr_t>(p) % kRunBytes == 0;
+  return reinterpret_cast<uintptr_t>(p) % RunWord<T, N>::kBytes == 0;
 }
 
-template <class T>
-__device__ __forceinline__ void load_run(const T* p, T (&x)[kRun<T>]) {
-  const uint4 words = *reinterpret_cast<const uint4*>(p);
-  memcpy(x, &words, kRunBytes);
+template <class T, int N>
+__device__ __forceinline__ void load_run(const T* p, T (&x)[N]) {
+  using Word = typename RunWord<T, N>::type;
+  const Word word = *reinterpret_cast<const Word*>(p);
+  memcpy(x, &word, sizeof word);
 }
 
-template <class T>
-__device__ __forceinline__ void store_run(T* p, const T (&x)[kRun<T>]) {
-  uint4 words;
-  memcpy(&words, x, kRunBytes);
-  *reinterpret_cast<uint4*>(p) = words;
+// To shared memory.
+template <class T, int N>
+__device__ __forceinline__ void store_run_shared(T* p, const T (&x)[N]) {
+  using Word = typename RunWord<T, N>::type;
+  Word word;
+  memcpy(&word, x, sizeof word);
+  *reinterpret_cast<Word*>(p) = word;
+}
+
+// To global memory. By an intrinsic: of a plain assignment nvcc made as many instructions as there are elements.
+template <class T, int N>
+__device__ __forceinline__ void store_run(T* p, const T (&x)[N]) {
+  using Word = typename RunWord<T, N>::type;
+  Word word;
+  memcpy(&word, x, sizeof word);
+  __stwb(reinterpret_cast<Word*>(p), word);
+}
+
+// x, but the compiler no longer knows where it came from: it keeps x in a register, where it would calculate it anew in
+// every turn of a loop.
+__device__ __forceinline__ int calculated_once(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 // Offset of element `flat` of a shape, in the order of that shape. As batch_offset of core/strides.h, but without the
@@ -58,10 +80,8 @@ __device__ __forceinline__ int64_t element_offset(const BatchShape& shape, int64
   return shape.ndim ? offset + flat * strides[0] : 0;
 }
 
-template <class Acc>
-__device__ __forceinline__ bool is_finite(Acc x) {
-  return x - x == 0;
-}
+__device__ __forceinline__ bool is_finite(float x) { return x - x == 0; }
+__device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
 
 // e^x for x <= 0 or NaN. What would be subnormal is 0, as on the CPU: a weight that is 0 hides its value.
 __device__ __forceinline__ float exp_nonpositive(float x) { return x < -87.0f ? 0.0f : expf(x); }

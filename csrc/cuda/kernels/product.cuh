@@ -28,17 +28,6 @@ struct ProductCut {
   }
 };
 
-// The part of A or B that a tile needs: element (o, k) at p[o * stride + k * depth_stride], where k is the depth and o
-// counts rows of A or columns of B.
-template <class T>
-struct Factor {
-  const T* p;
-  int64_t stride, depth_stride;
-  int count, depth;  // o and k end here, at most as far as a tile goes
-
-  __device__ __forceinline__ const T* at(int64_t o, int64_t k) const { return p + o * stride + k * depth_stride; }
-};
-
 // The tile of C that block number `block` computes.
 template <class T>
 struct ProductTile {
@@ -61,7 +50,7 @@ struct ProductTile {
   }
 };
 
-// A step of a tile: some depth of one group. All depths of the first group come first, then those of the next.
+// A step of a tile: up to kDepth of the depth of one group. All of the first group come first, then those of the next.
 template <int kDepth>
 struct DepthStep {
   int64_t k = 0, group = 0;
@@ -70,19 +59,42 @@ struct DepthStep {
   __device__ __forceinline__ DepthStep next(const Product& p) const {
     return k + kDepth < p.k ? DepthStep{k + kDepth, group} : DepthStep{0, group + 1};
   }
+  __device__ __forceinline__ int depth(const Product& p) const { return static_cast<int>(min_of(p.k - k, kDepth)); }
+
+  // Row `row` of A, column `col` of B, at the depth where the step begins.
   template <class T>
-  __device__ __forceinline__ Factor<T> of_a(const ProductTile<T>& tile) const {
+  __device__ __forceinline__ const T* a(const ProductTile<T>& tile, int row) const {
     const Product& p = tile.p;
-    return {tile.a + group * p.a_group_stride + k * p.a.col_stride, p.a.row_stride, p.a.col_stride, tile.rows, depth(p)};
+    return tile.a + group * p.a_group_stride + row * p.a.row_stride + k * p.a.col_stride;
   }
   template <class T>
-  __device__ __forceinline__ Factor<T> of_b(const ProductTile<T>& tile) const {
+  __device__ __forceinline__ const T* b(const ProductTile<T>& tile, int col) const {
     const Product& p = tile.p;
-    return {tile.b + group * p.b_group_stride + k * p.b.row_stride, p.b.col_stride, p.b.row_stride, tile.cols, depth(p)};
+    return tile.b + group * p.b_group_stride + col * p.b.col_stride + k * p.b.row_stride;
+  }
+};
+
+// A factor as its rows (of A) or columns (of B) and their depth.
+template <class T>
+struct Factor {
+  const T* p;  // the tile's first
+  int64_t stride, depth_stride, group_stride;
+  int count;
+
+  __device__ static __forceinline__ Factor a_of(const ProductTile<T>& tile) {
+    const Product& p = tile.p;
+    return {tile.a, p.a.row_stride, p.a.col_stride, p.a_group_stride, tile.rows};
+  }
+  __device__ static __forceinline__ Factor b_of(const ProductTile<T>& tile) {
+    const Product& p = tile.p;
+    return {tile.b, p.b.col_stride, p.b.row_stride, p.b_group_stride, tile.cols};
   }
 
- private:
-  __device__ __forceinline__ int depth(const Product& p) const { return static_cast<int>(min_of(p.k - k, kDepth)); }
+  // From the elements of `step` to those of `next`.
+  template <int kDepth>
+  __device__ __forceinline__ int64_t distance(const DepthStep<kDepth>& step, const DepthStep<kDepth>& next) const {
+    return next.k ? kDepth * depth_stride : group_stride - step.k * depth_stride;
+  }
 };
 
 // The barrier after a step was written to shared memory. Returns whether any thread replaced something of it.

@@ -11,6 +11,10 @@ constexpr int kWarp = 32;
 // 8 warps a block, and 3 blocks on a multiprocessor: 80 registers a thread. More would spill registers.
 constexpr int kRowThreads = 256, kRowBlocks = 3;
 
+// Keys that a thread takes at once. 4: eight of a 16-bit type would fill a memory instruction, but spill registers.
+template <class T>
+constexpr int kRowRun = sizeof(T) == 8 ? 2 : 4;
+
 // How the rows of all entries are shared out. Follows from the shape alone.
 struct RowCut {
   int team;  // threads per row: a warp, or the whole block
@@ -92,12 +96,11 @@ struct Keys {
 // slot + size, ... are numbers that belong to these keys alone.
 template <class T, class Step>
 __device__ __forceinline__ void for_keys(const Team& team, int64_t cols, bool as_runs, Step&& step) {
-  constexpr int N = kRun<T>;
+  constexpr int N = kRowRun<T>;
   const int all = N * team.size, ahead = as_runs ? N * team.rank : team.rank;
   const int log2_step = as_runs ? 0 : __ffs(team.size) - 1;
 #pragma unroll 1
-  for (int64_t begin = 0; begin < cols; begin += all)
-    step(Keys<N>(begin + ahead, log2_step, cols), begin + team.rank);
+  for (int64_t begin = 0; begin < cols; begin += all) step(Keys<N>(begin + ahead, log2_step, cols), begin + team.rank);
 }
 
 // p[j * stride] for the keys j of one row, widened. Stride 0 is a value broadcast along the row; null p: an absent row.
@@ -111,20 +114,20 @@ struct RowReader {
       : p(stack ? matrix<const T>(batch, entry, stack) + i * stack.row_stride : nullptr), stride(stack.col_stride) {}
 
   __device__ __forceinline__ explicit operator bool() const { return p != nullptr; }
-  __device__ __forceinline__ bool has_runs() const { return stride == 1 && starts_run(p); }
+  __device__ __forceinline__ bool has_runs() const { return stride == 1 && starts_run<kRowRun<T>>(p); }
 
-  __device__ __forceinline__ void read(const Keys<kRun<T>>& keys, Acc (&x)[kRun<T>]) const {
-    T from[kRun<T>] = {};
+  __device__ __forceinline__ void read(const Keys<kRowRun<T>>& keys, Acc (&x)[kRowRun<T>]) const {
+    T from[kRowRun<T>] = {};
     if (keys.are_run() && has_runs()) {
       load_run(p + keys.first, from);
     } else {
       const T* at = p + keys.first * stride;
 #pragma unroll
-      for (int i = 0; i < kRun<T>; ++i, at += stride << keys.log2_step)
+      for (int i = 0; i < kRowRun<T>; ++i, at += stride << keys.log2_step)
         if (keys.present >> i & 1) from[i] = *at;
     }
 #pragma unroll
-    for (int i = 0; i < kRun<T>; ++i) x[i] = to_accumulate(from[i]);
+    for (int i = 0; i < kRowRun<T>; ++i) x[i] = to_accumulate(from[i]);
   }
 };
 
@@ -138,16 +141,16 @@ struct RowWriter {
       : p(stack ? matrix<T>(batch, entry, stack) + i * stack.row_stride : nullptr), stride(stack.col_stride) {}
 
   __device__ __forceinline__ explicit operator bool() const { return p != nullptr; }
-  __device__ __forceinline__ bool has_runs() const { return stride == 1 && starts_run(p); }
+  __device__ __forceinline__ bool has_runs() const { return stride == 1 && starts_run<kRowRun<T>>(p); }
 
-  __device__ __forceinline__ void write(const Keys<kRun<T>>& keys, const Acc (&x)[kRun<T>]) const {
-    T to[kRun<T>];
+  __device__ __forceinline__ void write(const Keys<kRowRun<T>>& keys, const Acc (&x)[kRowRun<T>]) const {
+    T to[kRowRun<T>];
 #pragma unroll
-    for (int i = 0; i < kRun<T>; ++i) to[i] = from_accumulate<T>(x[i]);
+    for (int i = 0; i < kRowRun<T>; ++i) to[i] = from_accumulate<T>(x[i]);
     if (keys.are_run() && has_runs()) return store_run(p + keys.first, to);
     T* at = p + keys.first * stride;
 #pragma unroll
-    for (int i = 0; i < kRun<T>; ++i, at += stride << keys.log2_step)
+    for (int i = 0; i < kRowRun<T>; ++i, at += stride << keys.log2_step)
       if (keys.present >> i & 1) *at = to[i];
   }
 };

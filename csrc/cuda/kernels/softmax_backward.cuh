@@ -13,13 +13,13 @@ template <class T>
 __device__ __forceinline__ void softmax_backward_row(const SoftmaxBackward& p, const Team& team, int64_t entry,
                                                      int64_t i) {
   using Acc = accumulate_t<T>;
-  constexpr int N = kRun<T>;
+  constexpr int N = kRowRun<T>;
   const RowReader<T> weights(p.batch, entry, p.weights, i), grad_weights(p.batch, entry, p.grad_weights, i);
   const RowReader<T> scores(p.batch, entry, p.scores, i);
   const RowWriter<T> grad_scores(p.batch, entry, p.grad_scores, i), grad_logits(p.batch, entry, p.grad_logits, i);
-  const RowVisibility visibility =
-      p.apply_visibility ? RowVisibility(visibility_of(p.visibility, p.batch, entry, p.cols), i)
-                         : RowVisibility(p.cols);
+  const RowVisibility visibility = p.apply_visibility
+                                       ? RowVisibility(visibility_of(p.visibility, p.batch, entry, p.cols), i)
+                                       : RowVisibility(p.cols);
   const bool as_runs = weights.has_runs() && grad_weights.has_runs() && grad_scores.has_runs();
 
   // Over all keys: with a finite mask_value hidden ones have weight too.

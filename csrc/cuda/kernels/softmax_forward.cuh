@@ -19,7 +19,7 @@ __device__ __forceinline__ Acc minus_infinity() {
 template <class T>
 struct RowLogits {
   using Acc = accumulate_t<T>;
-  static constexpr int N = kRun<T>;
+  static constexpr int N = kRowRun<T>;
   RowReader<T> scores, bias;
   RowVisibility visibility;
   Acc softcap, hidden;
@@ -79,9 +79,10 @@ __device__ __forceinline__ Acc weight_of(Acc e, Acc factor) {
 
 template <class T>
 __device__ __forceinline__ void softmax_row(const SoftmaxForward& p, const Team& team,
-                                            const RowRoom<accumulate_t<T>, kRun<T>>& room, int64_t entry, int64_t i) {
+                                            const RowRoom<accumulate_t<T>, kRowRun<T>>& room, int64_t entry,
+                                            int64_t i) {
   using Acc = accumulate_t<T>;
-  constexpr int N = kRun<T>;
+  constexpr int N = kRowRun<T>;
   const RowLogits<T> logits(p, entry, i);
   const RowWriter<T> weights(p.batch, entry, p.weights, i);
   const bool as_runs = logits.scores.has_runs() && weights.has_runs();
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   extern __shared__ __align__(16) unsigned char shared[];
   const Team team(cut);
   Acc* const slot = slots ? reinterpret_cast<Acc*>(shared) + threadIdx.x / cut.team * slots : nullptr;
-  const RowRoom<Acc, kRun<T>> room{slot, team.size};
+  const RowRoom<Acc, kRowRun<T>> room{slot, team.size};
   cut.for_each_row([&](int64_t entry, int64_t i) { softmax_row<T>(p, team, room, entry, i); });
 }
 

@@ -11,7 +11,7 @@ namespace {
 template <class T>
 int room_for_row(const RowCut& cut, int64_t cols) {
   constexpr int64_t kMost = 48 * 1024 - 512;  // 512: what the kernel itself needs for its reductions
-  const int64_t room = round_up(cols, int64_t{kRun<T>} * cut.team);
+  const int64_t room = round_up(cols, int64_t{kRowRun<T>} * cut.team);
   const int64_t bytes = kRowThreads / cut.team * room * static_cast<int64_t>(sizeof(accumulate_t<T>));
   return bytes <= kMost ? static_cast<int>(room) : 0;
 }
