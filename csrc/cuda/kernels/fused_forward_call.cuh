@@ -6,6 +6,7 @@
 #include "../../core/strides.h"
 #include "fused_dropout.cuh"
 #include "fused_logits.cuh"
+#include "fused_visibility.cuh"
 
 namespace mha::cuda {
 
@@ -50,14 +51,6 @@ struct ForwardShare {
     entry = block / c.query_tiles;
   }
 };
-
-// Writes a row's statistics; a row without weight is told by its sum.
-template <class Acc>
-MHA_DEVICE void write_statistics(const FusedForward& p, int64_t entry, int64_t query, Acc row_max, Acc row_sum) {
-  matrix<Acc>(p.batch, entry, p.row_max)[query * p.row_max.row_stride] =
-      row_sum == 0 ? Logits<Acc>::kMinusInfinity : row_max;
-  matrix<Acc>(p.batch, entry, p.row_sum)[query * p.row_sum.row_stride] = row_sum;
-}
 
 // Tiles [begin, end) of keys.
 struct KeyTiles {

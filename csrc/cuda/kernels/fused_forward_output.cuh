@@ -16,7 +16,7 @@ MHA_DEVICE void write_elements(T* to, int64_t stride, uint4 x, int count) {
 // The warp's rows go to shared memory, where its queries were, and from there in whole chunks to global memory.
 template <class Shape>
 MHA_DEVICE void write_output(const ForwardTile<Shape>& tile, const float (&factor)[Shape::kRowTiles][2],
-                             typename Shape::T* output, uint32_t shared) {
+                             uint32_t shared) {
   using T = typename Shape::T;
   using Layout = TileLayout<Shape::kHead>;
   const FusedForward& p = tile.call.p;
@@ -33,10 +33,12 @@ MHA_DEVICE void write_output(const ForwardTile<Shape>& tile, const float (&facto
       }
   __syncwarp();
   constexpr int kChunks = Shape::kHead / kChunk;
+  const int64_t first_query = tile.first_query();
+  T* const output = tile.place.result(Placement<T>::kOutput);
 #pragma unroll 4
   for (int i = lane; i < Shape::kWarpRows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks, left = static_cast<int>(p.value_dim) - chunk * kChunk;
-    const int64_t query = tile.first_query + row;
+    const int64_t query = first_query + row;
     if (query >= p.queries || left <= 0) continue;
     const uint4 x = load_shared_16(shared + Layout::offset(warp_row + row, chunk));
     T* to = output + query * p.output.row_stride + chunk * kChunk * p.output.col_stride;
@@ -47,15 +49,15 @@ MHA_DEVICE void write_output(const ForwardTile<Shape>& tile, const float (&facto
 
 // A part of the keys leaves its sums as they are.
 template <class Shape>
-MHA_DEVICE void write_partial(const ForwardTile<Shape>& tile, int64_t part) {
+MHA_DEVICE void write_partial(const ForwardTile<Shape>& tile) {
   const Partials<float> partials(tile.call.p, tile.call.parts);
 #pragma unroll
   for (int m = 0; m < Shape::kRowTiles; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t query = tile.first_query + tile.row(m, h);
+      const int64_t query = tile.query_index(m, h);
       if (query >= partials.queries) continue;
-      float* to = partials.at(tile.entry, query, part);
+      float* to = partials.at(tile.place.entry, query, tile.place.part);
 #pragma unroll
       for (int n = 0; n < Shape::kHead / 8; ++n)
 #pragma unroll
@@ -76,29 +78,31 @@ MHA_DEVICE void write_row_statistics(const ForwardTile<Shape>& tile) {
   for (int m = 0; m < Shape::kRowTiles; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t query = tile.first_query + tile.row(m, h);
+      const int64_t query = tile.query_index(m, h);
       if (query < tile.call.p.queries)
-        write_statistics(tile.call.p, tile.entry, query, tile.row_max[m][h], tile.row_sum[m][h]);
+        tile.place.write_statistics(tile.call.p, query, tile.row_max[m][h], tile.row_sum[m][h]);
     }
 }
 
 // Weights of a tile of keys; those of keys that no query sees are zeros and are written as well.
 template <class Shape>
 MHA_DEVICE void write_weights(const ForwardTile<Shape>& tile, const float (&s)[Shape::kRowTiles][Shape::kKeys / 8][4],
-                              typename Shape::T* weights, int64_t first_key) {
+                              int64_t first_key) {
+  using T = typename Shape::T;
   const FusedForward& p = tile.call.p;
+  T* const weights = tile.place.result(Placement<T>::kWeights);
 #pragma unroll
   for (int m = 0; m < Shape::kRowTiles; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t query = tile.first_query + tile.row(m, h);
+      const int64_t query = tile.query_index(m, h);
       if (query >= p.queries) continue;
       const int64_t key = first_key + 2 * tile.t;
-      typename Shape::T* to = weights + query * p.weights.row_stride + key * p.weights.col_stride;
+      T* const to = weights + query * p.weights.row_stride + key * p.weights.col_stride;
       const bool pairs = p.weights.col_stride == 1 && reinterpret_cast<uintptr_t>(to) % 4 == 0;
 #pragma unroll
       for (int n = 0; n < Shape::kKeys / 8; ++n) {
-        const uint32_t two = pack<typename Shape::T>(s[m][n][2 * h], s[m][n][2 * h + 1]);
+        const uint32_t two = pack<T>(s[m][n][2 * h], s[m][n][2 * h + 1]);
         if (pairs && key + n * 8 + 1 < p.keys) {
           *reinterpret_cast<uint32_t*>(to + n * 8) = two;
         } else {
