@@ -7,8 +7,10 @@ namespace mha::cuda {
 
 // A tile of keys; seen: what the warp's row lane % kWarpRows sees of it.
 struct VisitedTile {
-  int64_t index;
+  uint32_t index;
   uint64_t seen;
+
+  __device__ __forceinline__ int64_t first_key(int keys) const { return int64_t{index} * keys; }
 };
 
 template <class Shape>
@@ -19,13 +21,12 @@ struct ForwardBlock {
   static constexpr int kKeys = Shape::kKeys, kHead = Shape::kHead;
 
   const ForwardCall<float>& call;
-  const Placement<T>& place;
+  Placement<T>& place;
   const uint32_t shared;
   Tile tile;
   uint32_t buffer = 0;  // 0 or 1: where the tile of keys at hand is, or comes to
 
-  __device__ __forceinline__ ForwardBlock(const ForwardCall<float>& c, const Placement<T>& placement,
-                                          uint32_t shared_memory)
+  __device__ __forceinline__ ForwardBlock(const ForwardCall<float>& c, Placement<T>& placement, uint32_t shared_memory)
       : call(c), place(placement), shared(shared_memory), tile(c, placement) {}
 
   __device__ __forceinline__ uint32_t key_tile() const {
@@ -55,9 +56,9 @@ struct ForwardBlock {
 
   // A tile of keys, and of values if wanted, to the buffer at hand.
   template <bool kGuarded>
-  __device__ __forceinline__ void load(int64_t index, bool with_values = true) const {
+  __device__ __forceinline__ void load(uint32_t index, bool with_values = true) const {
     const Input &k = call.p.key, &v = call.p.value;
-    const int64_t first = index * kKeys, rows = kGuarded ? last_key() - first : 0;
+    const int64_t first = int64_t{index} * kKeys, rows = kGuarded ? last_key() - first : 0;
     const TileSource<T> keys{place.input(Placement<T>::kKey) + first * k.row_stride, k.row_stride, k.col_stride, rows,
                              static_cast<int>(call.p.head_dim)};
     copy<kKeys, kGuarded>(key_tile(), keys, call.key_chunks);
@@ -75,15 +76,15 @@ struct ForwardBlock {
     __syncthreads();
   }
 
-  __device__ __forceinline__ uint64_t seen_keys(int64_t index) const {
-    const int64_t query = tile.first_query() + threadIdx.x % Shape::kWarpRows, first = index * kKeys;
+  __device__ __forceinline__ uint64_t seen_keys(uint32_t index) const {
+    const int64_t query = tile.first_query() + threadIdx.x % Shape::kWarpRows, first = int64_t{index} * kKeys;
     if (query >= call.p.queries) return 0;
     const uint64_t bits = range_bits(visible_keys(place.visibility, query), first);
     return place.visibility.mask && bits ? mask_bits<kKeys>(place.visibility, query, first, bits) : bits;
   }
 
   // The first tile from `index` on of which some query of the block sees a key, or `end`. all: wanted in any case.
-  __device__ __forceinline__ VisitedTile next(int64_t index, int64_t end, bool all) const {
+  __device__ __forceinline__ VisitedTile next(uint32_t index, uint32_t end, bool all) const {
     for (; index < end; ++index) {
       const uint64_t seen = seen_keys(index);
       if (all || !place.visibility.mask || __syncthreads_or(seen != 0)) return {index, seen};
@@ -93,10 +94,11 @@ struct ForwardBlock {
 
   // Without a mask, tiles that all queries see are visited in a loop of their own. It ends where the next tile is not
   // a whole one, so that copies need no guard. Returns the tile it stopped at.
-  __device__ __forceinline__ int64_t visit_open(int64_t index, const KeyTiles& tiles) {
-    const KeyRange every = place.reach(call.p, Shape::kRows).every;
-    if (index * kKeys < every.begin) return index;
-    const int64_t end = min_of(every.end / kKeys, min_of(last_key() / kKeys, tiles.end) - 1);
+  __device__ __forceinline__ uint32_t visit_open(uint32_t index, const KeyTiles& tiles) {
+    if (int64_t{index} * kKeys < place.every.begin) return index;
+    const uint32_t open_end = static_cast<uint32_t>(max_of(0, place.every.end) / kKeys);
+    const uint32_t whole_end = min(tiles.end, static_cast<uint32_t>(last_key() / kKeys));
+    const uint32_t end = whole_end == 0 ? 0 : min(open_end, whole_end - 1);
     for (; index < end; ++index) {
       arrive();
       const uint32_t key = key_tile(), value = value_tile();
@@ -112,14 +114,13 @@ struct ForwardBlock {
 
   // step(tile, its keys, its values) for all tiles that are to be visited.
   template <class Step>
-  __device__ __forceinline__ void visit(const KeyTiles& tiles, bool all, bool with_values, bool open_loop,
-                                        Step&& step) {
+  __device__ __forceinline__ void visit(const KeyTiles& tiles, bool all, bool with_values, Step&& step) {
     VisitedTile at = next(tiles.begin, tiles.end, all);
     if (at.index < tiles.end) load<true>(at.index, with_values);
     while (at.index < tiles.end) {
-      if (kWay == Way::plain && open_loop) {
-        const int64_t index = visit_open(at.index, tiles);
-        if (index != at.index) at = {index, seen_keys(index)};
+      if (kWay == Way::plain && !place.careful && !place.visibility.mask) {
+        at.index = visit_open(at.index, tiles);
+        at.seen = seen_keys(at.index);  // anew, so that nothing has to be kept during the loop
       }
       const VisitedTile following = next(at.index + 1, tiles.end, all);
       arrive();
@@ -138,26 +139,25 @@ struct ForwardBlock {
 
   // The online softmax over all keys; with kOutput the output as well.
   template <bool kOutput>
-  __device__ __forceinline__ void sum_over_keys(bool careful) {
+  __device__ __forceinline__ void sum_over_keys() {
     const auto step = [&](const VisitedTile& at, uint32_t key, uint32_t value) {
       if (!any_seen(at)) return;
       typename Tile::Scores s;
       tile.score(s, key);
-      tile.to_logits(s, at.index * kKeys, at.seen);
-      tile.template softmax<kOutput>(s, careful);
+      tile.to_logits(s, at.first_key(kKeys), at.seen);
+      tile.template softmax<kOutput>(s, place.careful);
       if constexpr (kOutput) {
-        if constexpr (kWay != Way::plain) tile.drop(s, at.index * kKeys);
-        tile.add(s, value, careful);
+        if constexpr (kWay != Way::plain) tile.drop(s, at.first_key(kKeys));
+        tile.add(s, value, place.careful);
       }
     };
-    visit(place.tiles(call, Shape::kRows, kKeys, all_keys()), all_keys(), kOutput, !place.visibility.mask && !careful,
-          step);
+    visit(place.tiles, all_keys(), kOutput, step);
     tile.add_up_sums();
   }
 
   // The second pass where weights are returned: all keys once more, now that their sum is known. Weights of keys that
   // nobody sees are zeros, and are written as well.
-  __device__ __forceinline__ void write_all_weights(bool careful) {
+  __device__ __forceinline__ void write_all_weights() {
     float inverse[Shape::kRowTiles][2];
     inverse_sums(inverse);
     __syncthreads();  // the first pass is done with the buffers
@@ -165,14 +165,14 @@ struct ForwardBlock {
       typename Tile::Scores s = {};
       if (any_seen(at)) {
         tile.score(s, key);
-        tile.to_logits(s, at.index * kKeys, at.seen);
+        tile.to_logits(s, at.first_key(kKeys), at.seen);
         tile.normalise(s, inverse);
-        tile.drop(s, at.index * kKeys);
-        tile.add(s, value, careful);
+        tile.drop(s, at.first_key(kKeys));
+        tile.add(s, value, place.careful);
       }
-      write_weights(tile, s, at.index * kKeys);
+      write_weights(tile, s, at.first_key(kKeys));
     };
-    visit({0, ceil_div(call.p.keys, kKeys)}, true, true, false, step);
+    visit(KeyTiles{0, static_cast<uint32_t>(ceil_div(call.p.keys, kKeys))}, true, true, step);
   }
 
   __device__ __forceinline__ void inverse_sums(float (&inverse)[Shape::kRowTiles][2]) const {
@@ -187,15 +187,18 @@ struct ForwardBlock {
     arrive();
     tile.read_queries(shared);
     // A block whose output is not finite does it all again, in case what spoilt it was hidden.
-    for (bool careful = false;; careful = true) {
+    for (;;) {
       tile.begin();
       if constexpr (kWay == Way::weights) {
-        sum_over_keys<false>(careful);
-        write_all_weights(careful);
+        sum_over_keys<false>();
+        write_all_weights();
       } else {
-        sum_over_keys<true>(careful);
+        sum_over_keys<true>();
       }
-      if (!__syncthreads_or(!tile.output_is_finite()) || careful) break;
+      if (!__syncthreads_or(!tile.output_is_finite()) || place.careful) break;
+      __syncthreads();
+      if (threadIdx.x == 0) place.careful = true;
+      __syncthreads();
     }
     finish();
   }
@@ -220,7 +223,7 @@ __global__ void __launch_bounds__(kThreads)
   using Shape = ForwardShape<T, kHead, kRowTiles, kWay>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ Placement<T> place;
-  place.fill(call, call.first_block + blockIdx.x, Shape::kRows);
+  place.fill(call, call.first_block + blockIdx.x, Shape::kRows, Shape::kKeys);
   ForwardBlock<Shape> block(call, place, shared_address(shared));
   block.run();
 }

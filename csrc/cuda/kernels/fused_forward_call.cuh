@@ -52,15 +52,16 @@ struct ForwardShare {
   }
 };
 
-// Tiles [begin, end) of keys.
+// Tiles [begin, end) of keys. 32 bits are enough for 2^36 keys in tiles of 32, and registers are scarce.
 struct KeyTiles {
-  int64_t begin, end;
+  uint32_t begin, end;
 
   // Those that hold keys of `range`, of which `part` of `parts` is taken.
   static __device__ __forceinline__ KeyTiles of(const KeyRange& range, int tile, int64_t part, int64_t parts) {
     if (range.begin >= range.end) return {0, 0};
     const int64_t begin = range.begin / tile, count = ceil_div(range.end, tile) - begin;
-    return {begin + count * part / parts, begin + count * (part + 1) / parts};
+    return {static_cast<uint32_t>(begin + count * part / parts),
+            static_cast<uint32_t>(begin + count * (part + 1) / parts)};
   }
 };
 

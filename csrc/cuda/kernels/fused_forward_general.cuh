@@ -275,8 +275,8 @@ struct GeneralForward {
     const T* const queries = place.input(Placement<T>::kQuery) + first_query * p.query.row_stride;
     const T* const keys = place.input(Placement<T>::kKey);
     const T* const values = place.input(Placement<T>::kValue) + first_column * p.value.col_stride;
-    for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-      const int64_t first_key = tile * kKeys;
+    for (uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+      const int64_t first_key = int64_t{tile} * kKeys;
       const uint32_t seen = seen_keys(first_key);
       if (!all && visibility.mask && !__syncthreads_or(seen != 0)) continue;
       Scores s;
@@ -292,9 +292,8 @@ struct GeneralForward {
   }
 
   __device__ __forceinline__ void run() {
-    const bool all = call.logits.hidden_have_weight;
-    pass(place.tiles(call, Shape::kRows, kKeys, all), all, !p.weights, false);
-    if (p.weights) pass({0, ceil_div(p.keys, kKeys)}, true, true, true);
+    pass(place.tiles, call.logits.hidden_have_weight, !p.weights, false);
+    if (p.weights) pass({0, static_cast<uint32_t>(ceil_div(p.keys, kKeys))}, true, true, true);
     finish();
   }
 
@@ -330,7 +329,7 @@ __global__ void __launch_bounds__(kSide* kSide)
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ Placement<T> place;
   using Shape = GeneralShape<T, kPerThread, kColumns>;
-  place.fill(call, call.first_block + blockIdx.x, Shape::kRows);
+  place.fill(call, call.first_block + blockIdx.x, Shape::kRows, Shape::kKeys);
   GeneralForward<Shape> block(call, place, int64_t{blockIdx.y} * kColumns, reinterpret_cast<accumulate_t<T>*>(shared));
   block.run();
 }

@@ -28,7 +28,7 @@ MHA_DEVICE void write_output(const ForwardTile<Shape>& tile, const float (&facto
 #pragma unroll
       for (int n = 0; n < Shape::kHead / 8; ++n) {
         const float (&x)[4] = tile.output[m][n];
-        store_shared(shared + Layout::offset(warp_row + tile.row(m, h), n) + tile.t * 4,
+        store_shared(shared + Layout::offset(warp_row + tile.row(m, h), n) + tile.t() * 4,
                      pack<T>(x[2 * h] * factor[m][h], x[2 * h + 1] * factor[m][h]));
       }
   __syncwarp();
@@ -62,10 +62,10 @@ MHA_DEVICE void write_partial(const ForwardTile<Shape>& tile) {
       for (int n = 0; n < Shape::kHead / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int d = n * 8 + 2 * tile.t + e;
+          const int d = n * 8 + 2 * tile.t() + e;
           if (d < partials.value_dim) to[d] = tile.output[m][n][2 * h + e];
         }
-      if (tile.t != 0) continue;
+      if (tile.t() != 0) continue;
       to[partials.value_dim] = tile.row_sum[m][h] == 0 ? Logits<float>::kMinusInfinity : tile.row_max[m][h];
       to[partials.value_dim + 1] = tile.row_sum[m][h];
     }
@@ -73,7 +73,7 @@ MHA_DEVICE void write_partial(const ForwardTile<Shape>& tile) {
 
 template <class Shape>
 MHA_DEVICE void write_row_statistics(const ForwardTile<Shape>& tile) {
-  if (!tile.call.p.row_max || tile.t != 0) return;
+  if (!tile.call.p.row_max || tile.t() != 0) return;
 #pragma unroll
   for (int m = 0; m < Shape::kRowTiles; ++m)
 #pragma unroll
@@ -97,7 +97,7 @@ MHA_DEVICE void write_weights(const ForwardTile<Shape>& tile, const float (&s)[S
     for (int h = 0; h < 2; ++h) {
       const int64_t query = tile.query_index(m, h);
       if (query >= p.queries) continue;
-      const int64_t key = first_key + 2 * tile.t;
+      const int64_t key = first_key + 2 * tile.t();
       T* const to = weights + query * p.weights.row_stride + key * p.weights.col_stride;
       const bool pairs = p.weights.col_stride == 1 && reinterpret_cast<uintptr_t>(to) % 4 == 0;
 #pragma unroll

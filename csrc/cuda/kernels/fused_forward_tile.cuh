@@ -39,7 +39,6 @@ struct ForwardTile {
 
   const ForwardCall<float>& call;
   const Placement<T>& place;
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   TileFragments<kHead> queries;
   uint32_t query[Shape::kQueriesInRegisters ? kHead / 16 : 1][kRowTiles][4];
   float output[kRowTiles][kHead / 8][4];
@@ -48,9 +47,12 @@ struct ForwardTile {
   __device__ __forceinline__ ForwardTile(const ForwardCall<float>& c, const Placement<T>& placement)
       : call(c), place(placement) {}
 
+  // The lane's place in tiles C (primitives.cuh).
+  static __device__ __forceinline__ int g() { return threadIdx.x % 32 / 4; }
+  static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
   __device__ __forceinline__ bool scaled() const { return kWay != Way::plain && call.logits.scaled; }
   // Of the warp's rows, and of all queries.
-  __device__ __forceinline__ int row(int m, int h) const { return m * 16 + h * 8 + g; }
+  __device__ __forceinline__ int row(int m, int h) const { return m * 16 + h * 8 + g(); }
   __device__ __forceinline__ int64_t query_index(int m, int h) const { return first_query() + row(m, h); }
   __device__ __forceinline__ int64_t first_query() const {
     return place.first_query + threadIdx.x / 32 * Shape::kWarpRows;
@@ -75,7 +77,7 @@ struct ForwardTile {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         row_max[m][h] = there ? sink : Logits<float>::kNothingYet;
-        row_sum[m][h] = there && t == 0 ? 1.0f : 0.0f;
+        row_sum[m][h] = there && t() == 0 ? 1.0f : 0.0f;
       }
 #pragma unroll
       for (int n = 0; n < kHead / 8; ++n)
@@ -120,12 +122,12 @@ struct ForwardTile {
 
   // Scores to what the exponential takes. `seen`: of the warp's row lane % kWarpRows, one bit per key that it sees.
   __device__ __forceinline__ void to_logits(Scores& s, int64_t first_key, uint64_t seen) const {
-    const uint64_t existing = first_bits(call.p.keys - first_key) >> 2 * t;
+    const uint64_t existing = first_bits(call.p.keys - first_key) >> 2 * t();
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint64_t bits = __shfl_sync(~0u, seen, row(m, h)) >> 2 * t;
+        const uint64_t bits = __shfl_sync(~0u, seen, row(m, h)) >> 2 * t();
         if (scaled()) add_options(s[m], h, query_index(m, h), first_key, bits);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
@@ -143,7 +145,7 @@ struct ForwardTile {
                                               uint64_t bits) const {
     const Input& bias = call.p.bias;
     const T* from = place.input(Placement<T>::kBias);
-    if (from) from += query * bias.row_stride + (first_key + 2 * t) * bias.col_stride;
+    if (from) from += query * bias.row_stride + (first_key + 2 * t()) * bias.col_stride;
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll

@@ -13,11 +13,15 @@ struct Placement {
 
   int64_t entry, first_query, part;
   BatchVisibility visibility;
+  KeyRange every;  // keys that all queries of the block see, but for a mask
+  KeyTiles tiles;  // of keys, for the block to visit
   HeadDropout dropout;
+  bool careful;             // values that are not finite have been met: see "zero hides" in fused_values.cuh
   void* address[kTensors];  // of the entry's matrix (of the sink itself); null: the call has none
 
-  // By all threads of the block, of which there is more than one warp; ends in a barrier.
-  __device__ __forceinline__ void fill(const ForwardCall<Acc>& c, int64_t block, int rows) {
+  // By all threads of the block, of which there is more than one warp; ends in a barrier. rows: queries of a block;
+  // keys: of a tile.
+  __device__ __forceinline__ void fill(const ForwardCall<Acc>& c, int64_t block, int rows, int keys) {
     const ForwardShare share(c, block);
     const int thread = threadIdx.x;
     if (thread < kTensors) {
@@ -31,6 +35,10 @@ struct Placement {
       part = share.part;
       visibility = visibility_of(c.p.visibility, c.p.batch, share.entry, c.p.keys);
       dropout = HeadDropout::of(c.p, share.entry);
+      careful = false;
+      const TileReach reach(visibility, first_query, min_of(first_query + rows, c.p.queries));
+      every = reach.every;
+      tiles = KeyTiles::of(c.logits.hidden_have_weight ? KeyRange{0, c.p.keys} : reach.some, keys, part, c.parts);
     }
     __syncthreads();
   }
@@ -72,15 +80,6 @@ struct Placement {
     static_cast<Acc*>(address[kRowMax])[query * p.row_max.row_stride] =
         row_sum == 0 ? Logits<Acc>::kMinusInfinity : row_max;
     static_cast<Acc*>(address[kRowSum])[query * p.row_sum.row_stride] = row_sum;
-  }
-
-  // Tiles of keys that some query of the block sees; all: hidden keys have weight.
-  __device__ __forceinline__ KeyTiles tiles(const ForwardCall<Acc>& c, int rows, int tile, bool all) const {
-    if (all) return KeyTiles::of({0, c.p.keys}, tile, part, c.parts);
-    return KeyTiles::of(reach(c.p, rows).some, tile, part, c.parts);
-  }
-  __device__ __forceinline__ TileReach reach(const FusedForward& p, int rows) const {
-    return TileReach(visibility, first_query, min_of(first_query + rows, p.queries));
   }
 };
 
