@@ -49,7 +49,7 @@ struct ForwardBlock {
   __device__ __forceinline__ void load_queries() const {
     const Input& q = call.p.query;
     const TileSource<T> from{place.input(Placement<T>::kQuery) + place.first_query * q.row_stride, q.row_stride,
-                             q.col_stride, call.p.queries - place.first_query, static_cast<int>(call.p.head_dim)};
+                             q.col_stride, call.p.queries - place.first_query, place.head_dim};
     copy<Shape::kRows, true>(shared, from, call.query_chunks);
     copy_commit();
   }
@@ -60,11 +60,11 @@ struct ForwardBlock {
     const Input &k = call.p.key, &v = call.p.value;
     const int64_t first = int64_t{index} * kKeys, rows = kGuarded ? last_key() - first : 0;
     const TileSource<T> keys{place.input(Placement<T>::kKey) + first * k.row_stride, k.row_stride, k.col_stride, rows,
-                             static_cast<int>(call.p.head_dim)};
+                             place.head_dim};
     copy<kKeys, kGuarded>(key_tile(), keys, call.key_chunks);
     if (with_values) {
       const TileSource<T> values{place.input(Placement<T>::kValue) + first * v.row_stride, v.row_stride, v.col_stride,
-                                 rows, static_cast<int>(call.p.value_dim)};
+                                 rows, place.value_dim};
       copy<kKeys, kGuarded>(value_tile(), values, call.value_chunks);
     }
     copy_commit();

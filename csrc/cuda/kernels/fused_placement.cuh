@@ -16,6 +16,8 @@ struct Placement {
   KeyRange every;  // keys that all queries of the block see, but for a mask
   KeyTiles tiles;  // of keys, for the block to visit
   HeadDropout dropout;
+  // As the call has them. Read from here, what follows from them is not kept in registers from tile to tile.
+  int head_dim, value_dim;
   bool careful;             // values that are not finite have been met: see "zero hides" in fused_values.cuh
   void* address[kTensors];  // of the entry's matrix (of the sink itself); null: the call has none
 
@@ -35,6 +37,8 @@ struct Placement {
       part = share.part;
       visibility = visibility_of(c.p.visibility, c.p.batch, share.entry, c.p.keys);
       dropout = HeadDropout::of(c.p, share.entry);
+      head_dim = static_cast<int>(c.p.head_dim);
+      value_dim = static_cast<int>(c.p.value_dim);
       careful = false;
       const TileReach reach(visibility, first_query, min_of(first_query + rows, c.p.queries));
       every = reach.every;
