@@ -1,0 +1,162 @@
+// The gradients of query, key and value by multiply-adds. A block keeps a tile of keys and goes through the queries of
+// all heads that share them (dK, dV), or keeps a tile of queries and goes through the keys (dQ):
+//   S, dP         fused_backward_fma_tile.cuh; S with the bits of the forward
+//   P, dS         fused_backward_rules.cuh; to shared memory, one after the other
+//   dV += P dO,  dK += dS Q,  dQ += dS K
+// No block adds to what another one writes, and each adds in the order of its walk: results are the same on every run.
+#pragma once
+#include "fused_backward_fma_tile.cuh"
+
+namespace mha::cuda {
+
+// Columns of dQ, dK and dV that a block sums up, 16 of a tile's columns in each thread. With more of them other blocks
+// work out the same P and dS for the others: registers hold no more.
+template <class Acc>
+constexpr int kFmaPieces = sizeof(Acc) == 8 ? 1 : 2;
+template <class Acc>
+constexpr int kFmaColumns = kFmaPieces<Acc> * kGradTile;
+
+template <class Acc>
+using FmaSums = Acc[kFmaPieces<Acc>][kFmaOwn][kFmaOwn];
+
+// sums += weights . b, columns [column, column + kFmaColumns) of b. Where a weight is 0 the term is, whatever b holds.
+template <class T, class Acc>
+__device__ void add_weighted_rows(FmaSums<Acc>& sums, FmaShared<Acc>& shared, const TileRows<T>& b, int64_t column) {
+  constexpr int kRows = 2 * FmaShared<Acc>::kDepth;
+  const FmaThread own = FmaThread::own();
+#pragma unroll
+  for (int piece = 0; piece < kFmaPieces<Acc>; ++piece) {
+    const int64_t first = column + piece * kGradTile;
+    if (first >= b.cols) break;
+    for (int begin = 0; begin < kGradTile; begin += kRows) {
+      __syncthreads();
+      for (int i = static_cast<int>(threadIdx.x); i < kRows * kGradTile; i += kFmaThreads)
+        shared.staged[i / kGradTile][i % kGradTile] = b.at(begin + i / kGradTile, first + i % kGradTile);
+      __syncthreads();
+      for (int k = 0; k < kRows; ++k) {
+        const Four<Acc> w = four(&shared.weights[begin + k][kFmaOwn * own.y]),
+                        x = four(&shared.staged[k][kFmaOwn * own.x]);
+#pragma unroll
+        for (int r = 0; r < kFmaOwn; ++r)
+#pragma unroll
+          for (int c = 0; c < kFmaOwn; ++c)
+            if (w.x[r] != 0) sums[piece][r][c] = fma(w.x[r], x.x[c], sums[piece][r][c]);
+      }
+    }
+  }
+}
+
+template <class T, class Acc>
+__device__ void write_rows(const FmaSums<Acc>& sums, const BatchShape& batch, int64_t entry, const Output& out,
+                           int64_t first_row, int64_t rows, int64_t column, int64_t cols, Acc factor) {
+  const FmaThread own = FmaThread::own();
+  T* to = matrix<T>(batch, entry, out);
+#pragma unroll
+  for (int piece = 0; piece < kFmaPieces<Acc>; ++piece)
+#pragma unroll
+    for (int r = 0; r < kFmaOwn; ++r)
+#pragma unroll
+      for (int c = 0; c < kFmaOwn; ++c) {
+        const int64_t row = first_row + kFmaOwn * own.y + r, col = column + piece * kGradTile + kFmaOwn * own.x + c;
+        if (row < rows && col < cols)
+          to[row * out.row_stride + col * out.col_stride] = narrow<T>(sums[piece][r][c] * factor);
+      }
+}
+
+// Blocks of the grid as (key/value head or query head, tile, part of the columns).
+struct FmaGrid {
+  int64_t parts, tiles;
+
+  template <class Acc>
+  MHA_INLINE_MEMBER static FmaGrid of(const FusedBackward& p, bool keys_stay) {
+    const int64_t columns = keys_stay ? max_of(p.grad_key ? p.head_dim : 0, p.grad_value ? p.value_dim : 0) : p.head_dim;
+    return {ceil_div(columns, kFmaColumns<Acc>), ceil_div(keys_stay ? p.keys : p.queries, kGradTile)};
+  }
+  MHA_INLINE_MEMBER int64_t blocks(int64_t heads) const { return heads * tiles * parts; }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kFmaThreads) fused_key_value_fma(const __grid_constant__ FusedBackward p) {
+  using Acc = accumulate_t<T>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
+  const FmaGrid grid = FmaGrid::of<Acc>(p, true);
+  const int64_t head = blockIdx.x / (grid.tiles * grid.parts), first_key = blockIdx.x / grid.parts % grid.tiles * kGradTile;
+  const int64_t column = blockIdx.x % grid.parts * kFmaColumns<Acc>, end_key = min_of(first_key + kGradTile, p.keys);
+
+  FmaSums<Acc> key_sums = {}, value_sums = {};
+  for (int64_t entry = head * p.group; entry < (head + 1) * p.group; ++entry) {
+    const GradRules<T> rules(p, entry);
+    const TileWalk walk =
+        query_tiles(rules.visibility, p.queries, first_key, end_key, rules.hidden_have_weight());
+    const auto keys = TileRows<T>::of(p.batch, entry, p.key, first_key, p.keys, p.head_dim);
+    const auto values = TileRows<T>::of(p.batch, entry, p.value, first_key, p.keys, p.value_dim);
+    for (int64_t step = 0; step < walk.count(); ++step) {
+      const int64_t query = walk.tile(step) * kGradTile;
+      FmaPairs<T, true> pairs(rules, query, first_key, step < walk.masked());
+      if (!rules.hidden_have_weight() && !__syncthreads_or(pairs.seen != 0)) continue;
+      load_rows(rules, query, shared.queries);
+      const auto queries = TileRows<T>::of(p.batch, entry, p.query, query, p.queries, p.head_dim);
+      const auto grads = TileRows<T>::of(p.batch, entry, p.grad_output, query, p.queries, p.value_dim);
+      pairs.multiply(shared, queries, keys, grads, values);
+
+      const FmaThread own = FmaThread::own();
+      pairs.each(rules, shared.queries, query, [&](int r, int c, const GradTerms<Acc>& terms) {
+        shared.weights[kFmaOwn * own.x + c][kFmaOwn * own.y + r] = terms.kept;
+        pairs.scores[r][c] = terms.score_grad;
+      });
+      if (p.grad_value) add_weighted_rows(value_sums, shared, grads, column);
+      if (!p.grad_key) continue;
+      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < kFmaOwn; ++r)
+#pragma unroll
+        for (int c = 0; c < kFmaOwn; ++c)
+          shared.weights[kFmaOwn * own.x + c][kFmaOwn * own.y + r] = pairs.scores[r][c];
+      add_weighted_rows(key_sums, shared, queries, column);
+    }
+  }
+
+  const int64_t entry = head * p.group;
+  const Acc keep_scale = p.dropout < 1 ? static_cast<Acc>(1 / (1 - p.dropout)) : Acc{0};
+  if (p.grad_key)
+    write_rows<T>(key_sums, p.batch, entry, p.grad_key, first_key, p.keys, column, p.head_dim, to_finite<Acc>(p.scale));
+  if (p.grad_value)
+    write_rows<T>(value_sums, p.batch, entry, p.grad_value, first_key, p.keys, column, p.value_dim, keep_scale);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_constant__ FusedBackward p) {
+  using Acc = accumulate_t<T>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
+  const FmaGrid grid = FmaGrid::of<Acc>(p, false);
+  const int64_t entry = blockIdx.x / (grid.tiles * grid.parts), column = blockIdx.x % grid.parts * kFmaColumns<Acc>;
+  // With causality the last queries have the most to do: they come first.
+  const int64_t first_query = (grid.tiles - 1 - blockIdx.x / grid.parts % grid.tiles) * kGradTile;
+
+  const GradRules<T> rules(p, entry);
+  const TileWalk walk = key_tiles(rules.visibility, p.keys, first_query, min_of(first_query + kGradTile, p.queries),
+                                  rules.hidden_have_weight());
+  const auto queries = TileRows<T>::of(p.batch, entry, p.query, first_query, p.queries, p.head_dim);
+  const auto grads = TileRows<T>::of(p.batch, entry, p.grad_output, first_query, p.queries, p.value_dim);
+  load_rows(rules, first_query, shared.queries);
+  FmaSums<Acc> sums = {};
+  for (int64_t step = 0; step < walk.count(); ++step) {
+    const int64_t key = walk.tile(step) * kGradTile;
+    FmaPairs<T, false> pairs(rules, first_query, key, step < walk.masked());
+    if (!rules.hidden_have_weight() && !__syncthreads_or(pairs.seen != 0)) continue;
+    const auto keys = TileRows<T>::of(p.batch, entry, p.key, key, p.keys, p.head_dim);
+    const auto values = TileRows<T>::of(p.batch, entry, p.value, key, p.keys, p.value_dim);
+    pairs.multiply(shared, queries, keys, grads, values);
+    const FmaThread own = FmaThread::own();
+    pairs.each(rules, shared.queries, first_query, [&](int r, int c, const GradTerms<Acc>& terms) {
+      shared.weights[kFmaOwn * own.x + c][kFmaOwn * own.y + r] = terms.score_grad;
+    });
+    add_weighted_rows(sums, shared, keys, column);
+  }
+  write_rows<T>(sums, p.batch, entry, p.grad_query, first_query, p.queries, column, p.head_dim,
+                to_finite<Acc>(p.scale));
+}
+
+}  // namespace mha::cuda

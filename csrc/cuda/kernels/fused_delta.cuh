@@ -1,0 +1,56 @@
+// The first phase of the fused backward, one warp for a query row:
+//   delta = sum_j P_j dP_j = dO . O + sum_j W_j dW_j       W: the returned weights; terms whose O or W is 0 are skipped
+//   dsink = -p_s delta,  p_s = e^(sink - m) / l
+// With it the kernels that follow get by without a row of P and dP in one place.
+#pragma once
+#include "../../core/attention.h"
+#include "../../core/half.h"
+#include "../../core/strides.h"
+
+namespace mha::cuda {
+
+constexpr int kDeltaThreads = 256;
+constexpr int kDeltaRows = kDeltaThreads / 32;  // of a block, a warp each
+
+// Sum over the elements of two rows, lane by lane. Where a is 0 the term is, whatever b holds.
+template <class T>
+__device__ accumulate_t<T> skipping_product(const T* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t n,
+                                            int lane) {
+  accumulate_t<T> sum = 0;
+  for (int64_t j = lane; j < n; j += 32) {
+    const accumulate_t<T> x = widen(a[j * a_stride]);
+    if (x != 0) sum += x * widen(b[j * b_stride]);
+  }
+  return sum;
+}
+
+template <class T>
+__device__ accumulate_t<T> skipping_product(const BatchShape& batch, int64_t entry, const Input& a, const Input& b,
+                                            int64_t row, int64_t n, int lane) {
+  return skipping_product(matrix<const T>(batch, entry, a) + row * a.row_stride, a.col_stride,
+                          matrix<const T>(batch, entry, b) + row * b.row_stride, b.col_stride, n, lane);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kDeltaThreads) fused_delta(const __grid_constant__ FusedBackward p) {
+  using Acc = accumulate_t<T>;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t flat = int64_t{blockIdx.x} * kDeltaRows + threadIdx.x / 32;
+  const int64_t entry = flat / p.queries, row = flat - entry * p.queries;
+  if (entry >= p.batch.count()) return;
+
+  Acc sum = skipping_product<T>(p.batch, entry, p.output, p.grad_output, row, p.value_dim, lane);
+  if (p.grad_weights) sum += skipping_product<T>(p.batch, entry, p.weights, p.grad_weights, row, p.keys, lane);
+  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, other);
+  if (lane != 0) return;
+
+  matrix<Acc>(p.batch, entry, p.delta)[row * p.delta.row_stride] = sum;
+  if (!p.grad_sink_rows) return;
+  const Acc m = matrix<const Acc>(p.batch, entry, p.row_max)[row * p.row_max.row_stride];
+  const Acc l = matrix<const Acc>(p.batch, entry, p.row_sum)[row * p.row_sum.row_stride];
+  const Acc sink = widen(*matrix<const T>(p.batch, entry, p.sinks));
+  const Acc weight = l == 0 ? Acc{0} : static_cast<Acc>(exp(sink - m)) / l;
+  matrix<Acc>(p.batch, entry, p.grad_sink_rows)[row * p.grad_sink_rows.row_stride] = weight == 0 ? 0 : -weight * sum;
+}
+
+}  // namespace mha::cuda
