@@ -76,7 +76,8 @@ struct FmaGrid {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads) fused_key_value_fma(const __grid_constant__ FusedBackward p) {
+__global__ void __launch_bounds__(kFmaThreads) fused_key_value_fma(const __grid_constant__ FusedBackward p,
+    const __grid_constant__ GradOptions<accumulate_t<T>> options) {
   using Acc = accumulate_t<T>;
   extern __shared__ __align__(16) unsigned char memory[];
   FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
@@ -86,15 +87,15 @@ __global__ void __launch_bounds__(kFmaThreads) fused_key_value_fma(const __grid_
 
   FmaSums<Acc> key_sums = {}, value_sums = {};
   for (int64_t entry = head * p.group; entry < (head + 1) * p.group; ++entry) {
-    const GradRules<T> rules(p, entry);
+    const GradRules<T> rules(p, options, entry);
     const TileWalk walk =
-        query_tiles(rules.visibility, p.queries, first_key, end_key, rules.hidden_have_weight());
+        query_tiles(rules.visibility, p.queries, first_key, end_key, options.logits.hidden_have_weight);
     const auto keys = TileRows<T>::of(p.batch, entry, p.key, first_key, p.keys, p.head_dim);
     const auto values = TileRows<T>::of(p.batch, entry, p.value, first_key, p.keys, p.value_dim);
     for (int64_t step = 0; step < walk.count(); ++step) {
       const int64_t query = walk.tile(step) * kGradTile;
       FmaPairs<T, true> pairs(rules, query, first_key, step < walk.masked());
-      if (!rules.hidden_have_weight() && !__syncthreads_or(pairs.seen != 0)) continue;
+      if (!__syncthreads_or(pairs.seen != 0) && !options.logits.hidden_have_weight) continue;
       load_rows(rules, query, shared.queries);
       const auto queries = TileRows<T>::of(p.batch, entry, p.query, query, p.queries, p.head_dim);
       const auto grads = TileRows<T>::of(p.batch, entry, p.grad_output, query, p.queries, p.value_dim);
@@ -118,15 +119,15 @@ __global__ void __launch_bounds__(kFmaThreads) fused_key_value_fma(const __grid_
   }
 
   const int64_t entry = head * p.group;
-  const Acc keep_scale = p.dropout < 1 ? static_cast<Acc>(1 / (1 - p.dropout)) : Acc{0};
   if (p.grad_key)
-    write_rows<T>(key_sums, p.batch, entry, p.grad_key, first_key, p.keys, column, p.head_dim, to_finite<Acc>(p.scale));
+    write_rows<T>(key_sums, p.batch, entry, p.grad_key, first_key, p.keys, column, p.head_dim, options.logits.scale);
   if (p.grad_value)
-    write_rows<T>(value_sums, p.batch, entry, p.grad_value, first_key, p.keys, column, p.value_dim, keep_scale);
+    write_rows<T>(value_sums, p.batch, entry, p.grad_value, first_key, p.keys, column, p.value_dim, options.keep_scale);
 }
 
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_constant__ FusedBackward p) {
+__global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_constant__ FusedBackward p,
+    const __grid_constant__ GradOptions<accumulate_t<T>> options) {
   using Acc = accumulate_t<T>;
   extern __shared__ __align__(16) unsigned char memory[];
   FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
@@ -135,9 +136,9 @@ __global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_cons
   // With causality the last queries have the most to do: they come first.
   const int64_t first_query = (grid.tiles - 1 - blockIdx.x / grid.parts % grid.tiles) * kGradTile;
 
-  const GradRules<T> rules(p, entry);
+  const GradRules<T> rules(p, options, entry);
   const TileWalk walk = key_tiles(rules.visibility, p.keys, first_query, min_of(first_query + kGradTile, p.queries),
-                                  rules.hidden_have_weight());
+                                  options.logits.hidden_have_weight);
   const auto queries = TileRows<T>::of(p.batch, entry, p.query, first_query, p.queries, p.head_dim);
   const auto grads = TileRows<T>::of(p.batch, entry, p.grad_output, first_query, p.queries, p.value_dim);
   load_rows(rules, first_query, shared.queries);
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_cons
   for (int64_t step = 0; step < walk.count(); ++step) {
     const int64_t key = walk.tile(step) * kGradTile;
     FmaPairs<T, false> pairs(rules, first_query, key, step < walk.masked());
-    if (!rules.hidden_have_weight() && !__syncthreads_or(pairs.seen != 0)) continue;
+    if (!__syncthreads_or(pairs.seen != 0) && !options.logits.hidden_have_weight) continue;
     const auto keys = TileRows<T>::of(p.batch, entry, p.key, key, p.keys, p.head_dim);
     const auto values = TileRows<T>::of(p.batch, entry, p.value, key, p.keys, p.value_dim);
     pairs.multiply(shared, queries, keys, grads, values);
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_cons
     add_weighted_rows(sums, shared, keys, column);
   }
   write_rows<T>(sums, p.batch, entry, p.grad_query, first_query, p.queries, column, p.head_dim,
-                to_finite<Acc>(p.scale));
+                options.logits.scale);
 }
 
 }  // namespace mha::cuda

@@ -96,11 +96,8 @@ struct FmaPairs {
     uint32_t bits = 0;
     for (int a = 0; a < kFmaOwn; ++a) {
       if (query + a >= rules.p.queries) break;
-      const KeyRange range = visible_keys(rules.visibility, query + a);
-      for (int b = 0; b < kFmaOwn; ++b) {
-        const bool in = range.begin <= key + b && key + b < range.end;
-        if (in && (!rules.visibility.mask || rules.seen_by_mask(query + a, key + b, 1))) bits |= 1u << (4 * a + b);
-      }
+      for (int b = 0; b < kFmaOwn; ++b)
+        if (key + b < rules.p.keys && rules.sees(query + a, key + b)) bits |= 1u << (4 * a + b);
     }
     return bits;
   }
@@ -122,7 +119,7 @@ struct FmaPairs {
     for (int a = 0; a < kFmaOwn; ++a) {
       const int64_t i = query + a;
       const GradRow<Acc> row = rows[i - first_query];
-      const uint32_t kept = rules.threshold ? rules.kept_keys(i, key) >> (key % kKeysPerBlock) : 0xFF;
+      const uint32_t kept = rules.dropout.active() ? rules.dropout.kept(i, key / kKeysPerBlock) >> (key % kKeysPerBlock) : 0xFF;
 #pragma unroll
       for (int b = 0; b < kFmaOwn; ++b) {
         const int r = kKeysStay ? b : a, c = kKeysStay ? a : b;
@@ -138,6 +135,7 @@ struct FmaPairs {
 template <class T>
 __device__ void load_rows(const GradRules<T>& rules, int64_t first_query, GradRow<accumulate_t<T>>* rows) {
   if (threadIdx.x < kGradTile) rows[threadIdx.x] = rules.row(first_query + threadIdx.x);
+  __syncthreads();
 }
 
 }  // namespace mha::cuda

@@ -6,13 +6,11 @@
 //   dS = dx dx/ds                        the slope of softcap; 0 for hidden keys
 // Where P is 0 everything is, whatever the other factors hold.
 #pragma once
-#include <cmath>
-
 #include "../../core/attention.h"
-#include "../../core/finite.h"
 #include "../../core/half.h"
-#include "../../core/philox.h"
 #include "fused_backward_walk.cuh"
+#include "fused_dropout.cuh"
+#include "fused_logits.cuh"
 
 namespace mha::cuda {
 
@@ -31,6 +29,15 @@ struct GradTerms {
   Acc logit_grad, score_grad;
 };
 
+// What the host works out once for all blocks.
+template <class Acc>
+struct GradOptions {
+  Logits<Acc> logits;
+  Acc keep_scale;  // of what dropout keeps
+
+  static GradOptions of(const FusedBackward& p) { return {Logits<Acc>::of(p), scale_of_kept<Acc>(p)}; }
+};
+
 // Of one entry, that is a query head.
 template <class T>
 struct GradRules {
@@ -38,36 +45,24 @@ struct GradRules {
   static constexpr Acc kInfinity = static_cast<Acc>(__builtin_inf());
 
   const FusedBackward& p;
-  BatchVisibility visibility;
+  const Logits<Acc>& logits;
+  const Acc keep_scale;
+  const BatchVisibility visibility;
+  const HeadDropout dropout;
   const T *bias, *grad_weights;  // null: none
   const Acc *row_max, *row_sum, *delta;
-  Acc scale, softcap, hidden, unit, keep_scale;
-  bool scaled;                      // logits are worked out; else they are the scores, and `unit` waits for the exponent
-  uint32_t threshold, batch, head;  // of dropout; threshold 0: none
-  uint64_t seed;
 
-  __device__ GradRules(const FusedBackward& problem, int64_t entry)
+  __device__ GradRules(const FusedBackward& problem, const GradOptions<Acc>& options, int64_t entry)
       : p(problem),
+        logits(options.logits),
+        keep_scale(options.keep_scale),
         visibility(visibility_of(p.visibility, p.batch, entry, p.keys)),
+        dropout(p, entry),
         bias(p.bias ? matrix<const T>(p.batch, entry, p.bias) : nullptr),
         grad_weights(p.grad_weights ? matrix<const T>(p.batch, entry, p.grad_weights) : nullptr),
         row_max(matrix<const Acc>(p.batch, entry, p.row_max)),
         row_sum(matrix<const Acc>(p.batch, entry, p.row_sum)),
-        delta(matrix<const Acc>(p.batch, entry, p.delta)),
-        scale(to_finite<Acc>(p.scale)),
-        softcap(softcap_in<Acc>(p.softcap)),
-        hidden(to_finite<Acc>(p.mask_value)),
-        keep_scale(p.dropout < 1 ? static_cast<Acc>(1 / (1 - p.dropout)) : Acc{0}),
-        threshold(dropout_threshold(p.dropout)),
-        batch(static_cast<uint32_t>(entry / p.heads)),
-        head(static_cast<uint32_t>(entry % p.heads)),
-        seed(threshold ? dropout_seed(p.seed) : 0) {
-    const bool ordinary = p.scale > 1e-30 && p.scale < 1e30;
-    scaled = p.softcap != 0 || p.bias || p.sinks || p.mask_value != -__builtin_inf() || !ordinary;
-    unit = scaled ? Acc{1} : scale;
-  }
-
-  __device__ bool hidden_have_weight() const { return hidden != -kInfinity; }
+        delta(matrix<const Acc>(p.batch, entry, p.delta)) {}
 
   __device__ GradRow<Acc> row(int64_t query) const {
     if (query >= p.queries) return {kInfinity, 1, 0};
@@ -75,51 +70,46 @@ struct GradRules {
     return {l == 0 ? kInfinity : l - l == 0 ? m : l - l, l == 0 ? Acc{1} : 1 / l, delta[query * p.delta.row_stride]};
   }
 
-  // Bit j: query `query` sees key `key` + j, of n.
-  __device__ uint32_t seen_by_mask(int64_t query, int64_t key, int n) const {
-    const bool* mask = visibility.mask + query * visibility.mask_row_stride + key * visibility.mask_col_stride;
-    uint32_t bits = 0;
-    for (int j = 0; j < n; ++j) bits |= uint32_t{mask[j * visibility.mask_col_stride]} << j;
-    return bits;
+  // Mask and ranges.
+  __device__ bool sees(int64_t query, int64_t key) const {
+    const KeyRange range = visible_keys(visibility, query);
+    if (key < range.begin || key >= range.end) return false;
+    const bool* mask = visibility.mask;
+    return !mask || mask[query * visibility.mask_row_stride + key * visibility.mask_col_stride];
   }
 
-  __device__ Acc logit(int64_t query, int64_t key, Acc score) const {
-    if (!scaled) return score;
-    Acc x = score * scale;
-    if (softcap != 0) x = softcap * tanh(x / softcap);
-    if (bias) x += widen(bias[query * p.bias.row_stride + key * p.bias.col_stride]);
-    return x;
+  // What the exponential sees: a score or a logit, as `scaled` says.
+  __device__ Acc exponent(int64_t query, int64_t key, Acc score, bool seen) const {
+    if (!seen) return logits.hidden;
+    if (!logits.scaled) return score;
+    return logits.logit(score, bias ? widen(bias[query * p.bias.row_stride + key * p.bias.col_stride]) : Acc{0});
+  }
+
+  __device__ Acc weight(const GradRow<Acc>& row, Acc x) const {
+    if (x == -kInfinity) return 0;
+    const Acc e = logits.scaled ? logits.template weight<true>(x, row.shift) : logits.template weight<false>(x, row.shift);
+    return e * row.inverse;
   }
 
   // dx/ds = 1 - tanh(y)^2 = 4 e / (1 + e)^2 with e = e^(-2 |y|): right where 1 - tanh^2 would cancel.
-  __device__ Acc slope(Acc score) const {
-    if (softcap == 0) return 1;
-    const Acc e = exp(-2 * abs(score * scale / softcap));
+  __device__ Acc steepness(Acc score) const {
+    if (logits.softcap == 0) return 1;
+    constexpr double kTwoLog2E = 2.8853900817779268;
+    const Acc e = exp2_of(-static_cast<Acc>(kTwoLog2E) * abs(logits.slope * score));
     return 4 * e / ((1 + e) * (1 + e));
   }
 
-  // Bit j: dropout keeps the weight of key `key` + j, for the eight keys of a Philox block.
-  __device__ uint32_t kept_keys(int64_t query, int64_t key) const {
-    const PhiloxBlock block = dropout_block(seed, batch, head, static_cast<uint32_t>(query),
-                                            static_cast<uint32_t>(key / kKeysPerBlock));
-    uint32_t bits = 0;
-#pragma unroll
-    for (int j = 0; j < kKeysPerBlock; ++j) bits |= uint32_t{dropout_field(block, j) >= threshold} << j;
-    return bits;
-  }
-
-  // `grad`: dO . V. Not for pairs without a key or a query.
+  // `grad`: dO . V. Only for pairs of a query and a key that there are.
   __device__ GradTerms<Acc> terms(const GradRow<Acc>& row, int64_t query, int64_t key, Acc score, Acc grad, bool seen,
                                   bool keep) const {
-    const Acc x = seen ? logit(query, key, score) : hidden;
-    const Acc weight = x == -kInfinity ? Acc{0} : exp((x - row.shift) * unit) * row.inverse;
+    const Acc weight = this->weight(row, exponent(query, key, score, seen));
     if (weight == 0) return {0, 0, 0};
     if (grad_weights)
       grad += widen(grad_weights[query * p.grad_weights.row_stride + key * p.grad_weights.col_stride]);
     grad = (keep ? grad * keep_scale : Acc{0}) - row.delta;
     // A hidden key's logit is a constant.
-    const Acc logit_grad = seen ? weight * grad : Acc{0}, steepness = slope(score);
-    return {keep ? weight : Acc{0}, logit_grad, steepness == 0 ? Acc{0} : logit_grad * steepness};
+    const Acc logit_grad = seen ? weight * grad : Acc{0}, slope = steepness(score);
+    return {keep ? weight : Acc{0}, logit_grad, slope == 0 ? Acc{0} : logit_grad * slope};
   }
 };
 
