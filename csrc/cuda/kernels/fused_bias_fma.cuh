@@ -68,12 +68,12 @@ __device__ void write_bias(const FmaBiasSums<Acc>& sums, FmaShared<Acc>& shared,
 }
 
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads) fused_bias_fma(const __grid_constant__ FusedBackward p,
-    const __grid_constant__ GradOptions<accumulate_t<T>> options) {
+__global__ void __launch_bounds__(kFmaThreads) fused_bias_fma(
+    const __grid_constant__ FusedBackward p, const __grid_constant__ GradOptions<accumulate_t<T>> options,
+    const __grid_constant__ BiasGrid grid) {
   using Acc = accumulate_t<T>;
   extern __shared__ __align__(16) unsigned char memory[];
   FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
-  const BiasGrid grid = BiasGrid::of(p);
   const int64_t of_matrix = grid.query_tiles * grid.key_tiles, matrix = blockIdx.x / of_matrix;
   const int64_t query = blockIdx.x % of_matrix / grid.key_tiles * kGradTile, key = blockIdx.x % grid.key_tiles * kGradTile;
   const int64_t end_query = grid.one_row ? p.queries : min_of(query + kGradTile, p.queries);

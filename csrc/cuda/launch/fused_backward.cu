@@ -36,8 +36,10 @@ cudaError_t backward(const FusedBackward& p, cudaStream_t stream) {
   if (error == cudaSuccess && p.grad_query)
     error = start(fused_query_fma<T>, FmaGrid::of<Acc>(p, false).blocks(entries), kFmaThreads, sizeof(FmaShared<Acc>),
                   stream, p, options);
-  if (error == cudaSuccess && p.grad_bias)
-    error = start(fused_bias_fma<T>, BiasGrid::of(p).blocks(), kFmaThreads, sizeof(FmaShared<Acc>), stream, p, options);
+  if (error == cudaSuccess && p.grad_bias) {
+    const BiasGrid grid = BiasGrid::of(p);
+    error = start(fused_bias_fma<T>, grid.blocks(), kFmaThreads, sizeof(FmaShared<Acc>), stream, p, options, grid);
+  }
   return error;
 }
 
