@@ -67,21 +67,19 @@ struct Logits {
     return softcap != 0 ? fused_multiply_add(softcap, capped(s), bias) : fused_multiply_add(s, scale, bias);
   }
 
-  // What becomes of a row's largest number (score or logit).
-  template <bool kScaled>
-  __device__ __forceinline__ Acc statistic(Acc max) const {
-    return kScaled ? max : max * c;
-  }
+  // The three functions take `scaled` as an argument, so that kernels that know it can say so.
 
-  template <bool kScaled>
-  __device__ __forceinline__ Acc weight(Acc x, Acc row_max) const {
-    return exp2_of(kScaled ? (x - row_max) * c : fused_multiply_add(x, c, -row_max));
+  // What becomes of a row's largest number (score or logit).
+  static __device__ __forceinline__ Acc statistic(Acc max, Acc c, bool scaled) { return scaled ? max : max * c; }
+
+  // 2^((x - m) c - r), where one of m and r is 0 and drops out exactly.
+  static __device__ __forceinline__ Acc weight(Acc x, Acc row_max, Acc c, bool scaled) {
+    return exp2_of(fused_multiply_add(x - (scaled ? row_max : Acc{0}), c, scaled ? Acc{0} : -row_max));
   }
 
   // What a sum relative to the statistic `before` is to be multiplied with to be relative to `after`.
-  template <bool kScaled>
-  __device__ __forceinline__ Acc rescale(Acc before, Acc after) const {
-    return exp2_of(kScaled ? (before - after) * c : before - after);
+  static __device__ __forceinline__ Acc rescale(Acc before, Acc after, Acc c, bool scaled) {
+    return exp2_of(scaled ? (before - after) * c : before - after);
   }
 };
 

@@ -1,0 +1,340 @@
+// Fused forward for float, double and heads that are too large for the tensor cores' tiles: the recurrence of
+// fused_forward_tile.cuh with multiplications and additions of one element each. A block of 16 x 16 threads takes some
+// queries and some columns of the output. A thread has every 16th query and every 16th key of a tile, so half a warp
+// shares a row, and its softmax needs shuffles only.
+#pragma once
+#include "fused_forward_call.cuh"
+#include "fused_visibility.cuh"
+
+namespace mha::cuda {
+
+constexpr int kSide = 16;  // a block is a square of threads
+
+// kPerThread: queries of a thread, 4, or 1 where there are few. kColumns: of the output, per block.
+template <class T_, int kPerThread_, int kColumns_>
+struct GeneralShape {
+  using T = T_;
+  using Acc = accumulate_t<T>;
+  static constexpr int kPerThread = kPerThread_, kColumns = kColumns_;
+  static constexpr int kThreads = kSide * kSide, kRows = kSide * kPerThread, kKeys = 64;
+  static constexpr int kVector = 16 / sizeof(Acc);  // elements that are read from shared memory at once
+  static constexpr int kDepth = 32;                 // elements of the head, or keys, that are there at a time
+  // Distances of rows: one vector apart from a multiple of all banks, so that 16 lanes, each in a row of its own, meet
+  // no bank twice; and half of the banks apart for the two rows of weights that a warp touches.
+  static constexpr int kFactorPitch = kDepth + kVector, kWeightPitch = kKeys + 16, kValuePitch = kColumns + kVector;
+  static constexpr int kFactors = (kRows + kKeys) * kFactorPitch, kValues = kDepth * kValuePitch;
+  static constexpr int kShared = kFactors > kValues ? kFactors : kValues;  // one after the other
+  static constexpr int kSharedBytes = (kShared + kRows * kWeightPitch) * static_cast<int>(sizeof(Acc));
+};
+
+template <class Shape>
+struct GeneralForward {
+  using T = typename Shape::T;
+  using Acc = typename Shape::Acc;
+  static constexpr int kPerThread = Shape::kPerThread, kColumns = Shape::kColumns, kKeys = Shape::kKeys;
+  static constexpr int kPerColumn = kKeys / kSide, kOutputs = kColumns / kSide, kVector = Shape::kVector;
+  using Scores = Acc[kPerThread][kPerColumn];
+
+  const ForwardCall<Acc>& call;
+  const FusedForward& p;
+  const ForwardShare share;
+  const int64_t first_query, first_column;
+  const BatchVisibility visibility;
+  const HeadDropout dropout;
+  const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
+  Acc *factors, *weights;  // shared
+  KeyRange range[kPerThread];
+  Acc output[kPerThread][kOutputs], row_max[kPerThread], row_sum[kPerThread];  // row_sum: of the lane's keys
+
+  __device__ __forceinline__ GeneralForward(const ForwardCall<Acc>& c, int64_t block, int64_t column, Acc* shared)
+      : call(c),
+        p(c.p),
+        share(c, block),
+        first_query(share.tile * Shape::kRows),
+        first_column(column),
+        visibility(visibility_of(p.visibility, p.batch, share.entry, p.keys)),
+        dropout(p, share.entry),
+        factors(shared),
+        weights(shared + Shape::kShared) {
+    const Acc sink = p.sinks && share.part == 0 ? widen(*matrix<const T>(p.batch, share.entry, p.sinks))
+                                                : Logits<Acc>::kMinusInfinity;
+    const bool there = sink != Logits<Acc>::kMinusInfinity;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      range[i] = query(i) < p.queries ? visible_keys(visibility, query(i)) : KeyRange{0, 0};
+      row_max[i] = there ? sink : Logits<Acc>::kNothingYet;
+      row_sum[i] = there && tx == 0 ? 1 : 0;
+#pragma unroll
+      for (int d = 0; d < kOutputs; ++d) output[i][d] = 0;
+    }
+  }
+
+  __device__ __forceinline__ int64_t query(int i) const { return first_query + ty + kSide * i; }
+  __device__ __forceinline__ int64_t key(int64_t first_key, int j) const { return first_key + tx + kSide * j; }
+  __device__ __forceinline__ bool scaled() const { return call.logits.scaled; }
+
+  // Bit i * kPerColumn + j: query i of the thread sees its key j.
+  __device__ __forceinline__ uint32_t seen_keys(int64_t first_key) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+      for (int j = 0; j < kPerColumn; ++j) {
+        const int64_t k = key(first_key, j);
+        bool seen = range[i].begin <= k && k < range[i].end;
+        if (seen && visibility.mask)
+          seen = visibility.mask[query(i) * visibility.mask_row_stride + k * visibility.mask_col_stride];
+        bits |= static_cast<uint32_t>(seen) << (i * kPerColumn + j);
+      }
+    return bits;
+  }
+
+  // kCount rows of a matrix, kDepth columns from `column` on, widened; what is not there counts as zero. Returns
+  // whether all that this thread has read is finite.
+  template <int kCount, int kWidth, int kPitch>
+  static __device__ __forceinline__ bool read(Acc* to, const T* from, int64_t row_stride, int64_t col_stride,
+                                              int64_t rows, int64_t cols) {
+    Acc probe = 0;
+    for (int at = threadIdx.x; at < kCount * kWidth; at += Shape::kThreads) {
+      const int row = at / kWidth, col = at % kWidth;
+      const Acc x = row < rows && col < cols ? widen(from[row * row_stride + col * col_stride]) : Acc{0};
+      to[row * kPitch + col] = x;
+      probe = fused_multiply_add(x, Acc{0}, probe);
+    }
+    return probe == 0;
+  }
+
+  struct alignas(16) Vector {
+    Acc x[kVector];
+  };
+  static __device__ __forceinline__ Vector vector_at(const Acc* p) { return *reinterpret_cast<const Vector*>(p); }
+
+  // S = Q K^T
+  __device__ __forceinline__ void score(Scores& s, const T* queries, const T* keys, int64_t first_key) {
+    constexpr int kPitch = Shape::kFactorPitch;
+    Acc* const key_rows = factors + Shape::kRows * kPitch;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+      for (int j = 0; j < kPerColumn; ++j) s[i][j] = 0;
+    for (int64_t d = 0; d < p.head_dim; d += Shape::kDepth) {
+      __syncthreads();
+      read<Shape::kRows, Shape::kDepth, kPitch>(factors, queries + d * p.query.col_stride, p.query.row_stride,
+                                                p.query.col_stride, p.queries - first_query, p.head_dim - d);
+      read<kKeys, Shape::kDepth, kPitch>(key_rows, keys + first_key * p.key.row_stride + d * p.key.col_stride,
+                                         p.key.row_stride, p.key.col_stride, p.keys - first_key, p.head_dim - d);
+      __syncthreads();
+#pragma unroll 4
+      for (int depth = 0; depth < Shape::kDepth; depth += kVector) {
+        Vector a[kPerThread], b[kPerColumn];
+#pragma unroll
+        for (int i = 0; i < kPerThread; ++i) a[i] = vector_at(factors + (ty + kSide * i) * kPitch + depth);
+#pragma unroll
+        for (int j = 0; j < kPerColumn; ++j) b[j] = vector_at(key_rows + (tx + kSide * j) * kPitch + depth);
+#pragma unroll
+        for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+          for (int j = 0; j < kPerColumn; ++j)
+#pragma unroll
+            for (int v = 0; v < kVector; ++v) s[i][j] = fused_multiply_add(a[i].x[v], b[j].x[v], s[i][j]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void to_logits(Scores& s, int64_t first_key, uint32_t seen) const {
+    const T* bias = p.bias ? matrix<const T>(p.batch, share.entry, p.bias) : nullptr;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+      for (int j = 0; j < kPerColumn; ++j) {
+        const int64_t k = key(first_key, j);
+        if (!(seen >> (i * kPerColumn + j) & 1)) {
+          s[i][j] = k < p.keys ? call.logits.hidden : Logits<Acc>::kMinusInfinity;
+        } else if (scaled()) {
+          const Acc added = bias ? widen(bias[query(i) * p.bias.row_stride + k * p.bias.col_stride]) : Acc{0};
+          s[i][j] = call.logits.logit(s[i][j], added);
+        }
+      }
+  }
+
+  // Logits to weights relative to the maximum so far; "zero hides": what has no weight any more is gone.
+  __device__ __forceinline__ void softmax(Scores& s) {
+    const Acc c = call.logits.c;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      Acc max = Logits<Acc>::kMinusInfinity;
+#pragma unroll
+      for (int j = 0; j < kPerColumn; ++j) max = larger(max, s[i][j]);
+#pragma unroll
+      for (int lanes = 1; lanes < kSide; lanes *= 2) max = larger(max, __shfl_xor_sync(~0u, max, lanes));
+      const Acc after = larger(row_max[i], Logits<Acc>::statistic(max, c, scaled()));
+      const Acc factor = Logits<Acc>::rescale(row_max[i], after, c, scaled());
+      row_max[i] = after;
+      row_sum[i] *= factor;
+#pragma unroll
+      for (int j = 0; j < kPerColumn; ++j) {
+        s[i][j] = Logits<Acc>::weight(s[i][j], after, c, scaled());
+        row_sum[i] += s[i][j];
+      }
+#pragma unroll
+      for (int d = 0; d < kOutputs; ++d) output[i][d] = factor == 0 ? Acc{0} : output[i][d] * factor;
+    }
+  }
+
+  __device__ __forceinline__ void add_up_sums() {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+      for (int lanes = 1; lanes < kSide; lanes *= 2) row_sum[i] += __shfl_xor_sync(~0u, row_sum[i], lanes);
+  }
+
+  // Logits to weights, divided by their sum.
+  __device__ __forceinline__ void normalise(Scores& s) const {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const Acc inverse = inverse_sum(row_sum[i], call.keep_scale);
+#pragma unroll
+      for (int j = 0; j < kPerColumn; ++j) {
+        const Acc e = Logits<Acc>::weight(s[i][j], row_max[i], call.logits.c, scaled());
+        s[i][j] = e == 0 ? Acc{0} : e * inverse;  // also where the inverse is NaN
+      }
+    }
+  }
+
+  // A row of a tile has eight blocks of Philox, a row of lanes sixteen lanes: each draws one block of two rows.
+  __device__ __forceinline__ void drop(Scores& s, int64_t first_key) const {
+    const int block = tx % kKeysPerBlock, half = tx / kKeysPerBlock;
+#pragma unroll
+    for (int i = 0; i < kPerThread; i += 2) {
+      const uint32_t mine = dropout.kept(query(i + half), first_key / kKeysPerBlock + block);
+#pragma unroll
+      for (int of = 0; of < 2; ++of)
+#pragma unroll
+        for (int j = 0; j < kPerColumn; ++j) {
+          const uint32_t kept = __shfl_sync(~0u, mine, of * kKeysPerBlock + 2 * j + half, kSide);
+          if (i + of < kPerThread && !(kept >> tx % kKeysPerBlock & 1)) s[i + of < kPerThread ? i + of : i][j] = 0;
+        }
+    }
+  }
+
+  __device__ __forceinline__ void write_weights(const Scores& s, int64_t first_key) const {
+    T* const to = matrix<T>(p.batch, share.entry, p.weights);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+      for (int j = 0; j < kPerColumn; ++j) {
+        const int64_t k = key(first_key, j);
+        if (query(i) < p.queries && k < p.keys)
+          to[query(i) * p.weights.row_stride + k * p.weights.col_stride] = narrow<T>(s[i][j]);
+      }
+  }
+
+  // O += P V. A weight of 0 contributes nothing, whatever the value; it is looked at only where a value is not finite.
+  __device__ __forceinline__ void add_values(const Scores& s, const T* values, int64_t first_key) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+      for (int j = 0; j < kPerColumn; ++j) weights[(ty + kSide * i) * Shape::kWeightPitch + tx + kSide * j] = s[i][j];
+    for (int k = 0; k < kKeys; k += Shape::kDepth) {
+      if (k > 0) __syncthreads();
+      const bool finite = read<Shape::kDepth, kColumns, Shape::kValuePitch>(
+          factors, values + (first_key + k) * p.value.row_stride, p.value.row_stride, p.value.col_stride,
+          p.keys - first_key - k, p.value_dim - first_column);
+      if (__syncthreads_or(!finite)) add_keys<true>(k);
+      else add_keys<false>(k);
+    }
+  }
+
+  template <bool kCareful>
+  __device__ __forceinline__ void add_keys(int first) {
+#pragma unroll 2
+    for (int k = 0; k < Shape::kDepth; k += kVector) {
+      Vector a[kPerThread];
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i)
+        a[i] = vector_at(weights + (ty + kSide * i) * Shape::kWeightPitch + first + k);
+#pragma unroll
+      for (int v = 0; v < kVector; ++v)
+#pragma unroll
+        for (int d = 0; d < kOutputs; d += kVector) {
+          const Vector b = vector_at(factors + (k + v) * Shape::kValuePitch + tx * kVector + d * kSide);
+#pragma unroll
+          for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+            for (int u = 0; u < kVector; ++u)
+              if (!kCareful || a[i].x[v] != 0)
+                output[i][d + u] = fused_multiply_add(a[i].x[v], b.x[u], output[i][d + u]);
+        }
+    }
+  }
+
+  // One pass over tiles of keys: the online softmax, or, once the sums are known, the weights.
+  __device__ __forceinline__ void pass(const KeyTiles& tiles, bool all, bool with_values, bool normalised) {
+    const T* const queries = matrix<const T>(p.batch, share.entry, p.query) + first_query * p.query.row_stride;
+    const T* const keys = matrix<const T>(p.batch, share.entry, p.key);
+    const T* const values = matrix<const T>(p.batch, share.entry, p.value) + first_column * p.value.col_stride;
+    for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+      const int64_t first_key = tile * kKeys;
+      const uint32_t seen = seen_keys(first_key);
+      if (!all && visibility.mask && !__syncthreads_or(seen != 0)) continue;
+      Scores s;
+      score(s, queries, keys, first_key);
+      to_logits(s, first_key, seen);
+      if (normalised) normalise(s);
+      else softmax(s);
+      if (dropout.active() && with_values) drop(s, first_key);
+      if (normalised && first_column == 0) write_weights(s, first_key);
+      if (with_values) add_values(s, values, first_key);
+    }
+    if (!normalised) add_up_sums();
+  }
+
+  __device__ __forceinline__ KeyTiles tiles() const {
+    if (call.logits.hidden_have_weight) return KeyTiles::of({0, p.keys}, kKeys, share.part, call.parts);
+    const TileReach reach(visibility, first_query, min_of(first_query + Shape::kRows, p.queries));
+    return KeyTiles::of(reach.some, kKeys, share.part, call.parts);
+  }
+
+  __device__ __forceinline__ void run() {
+    pass(tiles(), call.logits.hidden_have_weight, !p.weights, false);
+    if (p.weights) pass({0, ceil_div(p.keys, kKeys)}, true, true, true);
+    finish();
+  }
+
+  __device__ __forceinline__ void finish() const {
+    T* const to = matrix<T>(p.batch, share.entry, p.output);
+    const Partials<Acc> partials(p, call.parts);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (query(i) >= p.queries) continue;
+      const bool statistics = tx == 0 && first_column == 0;
+      Acc* const part = call.parts > 1 ? partials.at(share.entry, query(i), share.part) : nullptr;
+      const Acc factor = part || p.weights ? Acc{1} : inverse_sum(row_sum[i], call.keep_scale);
+#pragma unroll
+      for (int d = 0; d < kOutputs; ++d) {
+        const int64_t column = first_column + tx * kVector + d / kVector * kVector * kSide + d % kVector;
+        if (column >= p.value_dim) continue;
+        if (part) part[column] = output[i][d];
+        else to[query(i) * p.output.row_stride + column * p.output.col_stride] = narrow<T>(output[i][d] * factor);
+      }
+      if (part && statistics) {
+        part[p.value_dim] = row_sum[i] == 0 ? Logits<Acc>::kMinusInfinity : row_max[i];
+        part[p.value_dim + 1] = row_sum[i];
+      } else if (p.row_max && statistics) {
+        write_statistics(p, share.entry, query(i), row_max[i], row_sum[i]);
+      }
+    }
+  }
+};
+
+template <class T, int kPerThread, int kColumns>
+__global__ void __launch_bounds__(kSide* kSide)
+    fused_forward_general(const __grid_constant__ ForwardCall<accumulate_t<T>> call) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  GeneralForward<GeneralShape<T, kPerThread, kColumns>> block(
+      call, call.first_block + blockIdx.x, int64_t{blockIdx.y} * kColumns, reinterpret_cast<accumulate_t<T>*>(shared));
+  block.run();
+}
+
+}  // namespace mha::cuda

@@ -1,0 +1,10 @@
+#include "fused_forward_tensor_cores.cuh"
+
+namespace mha::cuda {
+
+template <>
+cudaError_t forward_options<bfloat16>(const ForwardCall<float>& call, int head, cudaStream_t stream) {
+  return launch_head<bfloat16, 1, Way::options>(call, head, stream);
+}
+
+}  // namespace mha::cuda

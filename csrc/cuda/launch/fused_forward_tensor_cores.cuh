@@ -1,0 +1,30 @@
+// What the files that hold the forward's kernels on tensor cores share.
+#pragma once
+#include "../kernels/fused_forward_block.cuh"
+#include "fused_forward_launch.cuh"
+
+namespace mha::cuda {
+
+template <class T, int kHead, int kRowTiles, Way kWay>
+cudaError_t launch_shape(ForwardCall<float> call, cudaStream_t stream) {
+  using Shape = ForwardShape<T, kHead, kRowTiles, kWay>;
+  call.query_tiles = ceil_div(call.p.queries, Shape::kRows);
+  const int64_t blocks = call.p.batch.count() * call.query_tiles * call.parts;
+  return launch_forward(fused_forward_on_tensor_cores<T, kHead, kRowTiles, kWay>, call, blocks, 1, kThreads,
+                        Shape::kSharedBytes, stream);
+}
+
+template <class T, int kRowTiles, Way kWay>
+cudaError_t launch_head(const ForwardCall<float>& call, int head, cudaStream_t stream) {
+  switch (head) {
+    case 32: return launch_shape<T, 32, kRowTiles, kWay>(call, stream);
+    case 64: return launch_shape<T, 64, kRowTiles, kWay>(call, stream);
+    case 96: return launch_shape<T, 96, kRowTiles, kWay>(call, stream);
+    case 128: return launch_shape<T, 128, kRowTiles, kWay>(call, stream);
+    // Output and scores of 32 queries a warp would not fit into its registers.
+    case 256: return launch_shape<T, 256, 1, kWay>(call, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace mha::cuda
