@@ -69,33 +69,36 @@ struct FmaGrid {
 
   template <class Acc>
   MHA_INLINE_MEMBER static FmaGrid of(const FusedBackward& p, bool keys_stay) {
-    const int64_t columns = keys_stay ? max_of(p.grad_key ? p.head_dim : 0, p.grad_value ? p.value_dim : 0) : p.head_dim;
+    const int64_t columns =
+        keys_stay ? max_of(p.grad_key ? p.head_dim : 0, p.grad_value ? p.value_dim : 0) : p.head_dim;
     return {ceil_div(columns, kFmaColumns<Acc>), ceil_div(keys_stay ? p.keys : p.queries, kGradTile)};
   }
   MHA_INLINE_MEMBER int64_t blocks(int64_t heads) const { return heads * tiles * parts; }
 };
 
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads) fused_key_value_fma(const __grid_constant__ FusedBackward p,
-    const __grid_constant__ GradOptions<accumulate_t<T>> options) {
+__global__ void __launch_bounds__(kFmaThreads)
+    fused_key_value_fma(const __grid_constant__ GradCall<accumulate_t<T>> call) {
   using Acc = accumulate_t<T>;
+  const FusedBackward& p = call.p;
   extern __shared__ __align__(16) unsigned char memory[];
   FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
   const FmaGrid grid = FmaGrid::of<Acc>(p, true);
-  const int64_t head = blockIdx.x / (grid.tiles * grid.parts), first_key = blockIdx.x / grid.parts % grid.tiles * kGradTile;
+  const int64_t head = blockIdx.x / (grid.tiles * grid.parts),
+                first_key = blockIdx.x / grid.parts % grid.tiles * kGradTile;
   const int64_t column = blockIdx.x % grid.parts * kFmaColumns<Acc>, end_key = min_of(first_key + kGradTile, p.keys);
 
   FmaSums<Acc> key_sums = {}, value_sums = {};
   for (int64_t entry = head * p.group; entry < (head + 1) * p.group; ++entry) {
-    const GradRules<T> rules(p, options, entry);
+    const GradRules<T> rules(call, entry);
     const TileWalk walk =
-        query_tiles(rules.visibility, p.queries, first_key, end_key, options.logits.hidden_have_weight);
+        query_tiles(rules.visibility, p.queries, kGradTile, first_key, end_key, call.logits.hidden_have_weight);
     const auto keys = TileRows<T>::of(p.batch, entry, p.key, first_key, p.keys, p.head_dim);
     const auto values = TileRows<T>::of(p.batch, entry, p.value, first_key, p.keys, p.value_dim);
     for (int64_t step = 0; step < walk.count(); ++step) {
       const int64_t query = walk.tile(step) * kGradTile;
       FmaPairs<T, true> pairs(rules, query, first_key, step < walk.masked());
-      if (!__syncthreads_or(pairs.seen != 0) && !options.logits.hidden_have_weight) continue;
+      if (!__syncthreads_or(pairs.seen != 0) && !call.logits.hidden_have_weight) continue;
       load_rows(rules, query, shared.queries);
       const auto queries = TileRows<T>::of(p.batch, entry, p.query, query, p.queries, p.head_dim);
       const auto grads = TileRows<T>::of(p.batch, entry, p.grad_output, query, p.queries, p.value_dim);
@@ -112,23 +115,22 @@ __global__ void __launch_bounds__(kFmaThreads) fused_key_value_fma(const __grid_
 #pragma unroll
       for (int r = 0; r < kFmaOwn; ++r)
 #pragma unroll
-        for (int c = 0; c < kFmaOwn; ++c)
-          shared.weights[kFmaOwn * own.x + c][kFmaOwn * own.y + r] = pairs.scores[r][c];
+        for (int c = 0; c < kFmaOwn; ++c) shared.weights[kFmaOwn * own.x + c][kFmaOwn * own.y + r] = pairs.scores[r][c];
       add_weighted_rows(key_sums, shared, queries, column);
     }
   }
 
   const int64_t entry = head * p.group;
   if (p.grad_key)
-    write_rows<T>(key_sums, p.batch, entry, p.grad_key, first_key, p.keys, column, p.head_dim, options.logits.scale);
+    write_rows<T>(key_sums, p.batch, entry, p.grad_key, first_key, p.keys, column, p.head_dim, call.logits.scale);
   if (p.grad_value)
-    write_rows<T>(value_sums, p.batch, entry, p.grad_value, first_key, p.keys, column, p.value_dim, options.keep_scale);
+    write_rows<T>(value_sums, p.batch, entry, p.grad_value, first_key, p.keys, column, p.value_dim, call.keep_scale);
 }
 
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_constant__ FusedBackward p,
-    const __grid_constant__ GradOptions<accumulate_t<T>> options) {
+__global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_constant__ GradCall<accumulate_t<T>> call) {
   using Acc = accumulate_t<T>;
+  const FusedBackward& p = call.p;
   extern __shared__ __align__(16) unsigned char memory[];
   FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
   const FmaGrid grid = FmaGrid::of<Acc>(p, false);
@@ -136,9 +138,9 @@ __global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_cons
   // With causality the last queries have the most to do: they come first.
   const int64_t first_query = (grid.tiles - 1 - blockIdx.x / grid.parts % grid.tiles) * kGradTile;
 
-  const GradRules<T> rules(p, options, entry);
-  const TileWalk walk = key_tiles(rules.visibility, p.keys, first_query, min_of(first_query + kGradTile, p.queries),
-                                  options.logits.hidden_have_weight);
+  const GradRules<T> rules(call, entry);
+  const TileWalk walk = key_tiles(rules.visibility, p.keys, kGradTile, first_query,
+                                  min_of(first_query + kGradTile, p.queries), call.logits.hidden_have_weight);
   const auto queries = TileRows<T>::of(p.batch, entry, p.query, first_query, p.queries, p.head_dim);
   const auto grads = TileRows<T>::of(p.batch, entry, p.grad_output, first_query, p.queries, p.value_dim);
   load_rows(rules, first_query, shared.queries);
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_cons
   for (int64_t step = 0; step < walk.count(); ++step) {
     const int64_t key = walk.tile(step) * kGradTile;
     FmaPairs<T, false> pairs(rules, first_query, key, step < walk.masked());
-    if (!__syncthreads_or(pairs.seen != 0) && !options.logits.hidden_have_weight) continue;
+    if (!__syncthreads_or(pairs.seen != 0) && !call.logits.hidden_have_weight) continue;
     const auto keys = TileRows<T>::of(p.batch, entry, p.key, key, p.keys, p.head_dim);
     const auto values = TileRows<T>::of(p.batch, entry, p.value, key, p.keys, p.value_dim);
     pairs.multiply(shared, queries, keys, grads, values);
@@ -156,8 +158,7 @@ __global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_cons
     });
     add_weighted_rows(sums, shared, keys, column);
   }
-  write_rows<T>(sums, p.batch, entry, p.grad_query, first_query, p.queries, column, p.head_dim,
-                options.logits.scale);
+  write_rows<T>(sums, p.batch, entry, p.grad_query, first_query, p.queries, column, p.head_dim, call.logits.scale);
 }
 
 }  // namespace mha::cuda

@@ -67,7 +67,8 @@ __device__ void add_row_products(Acc (&sums)[kFmaOwn][kFmaOwn], FmaShared<Acc>& 
     }
     __syncthreads();
     for (int d = 0; d < kDepth; ++d) {
-      const Four<Acc> x = four(&shared.staged[d][kFmaOwn * own.y]), y = four(&shared.staged[kDepth + d][kFmaOwn * own.x]);
+      const Four<Acc> x = four(&shared.staged[d][kFmaOwn * own.y]),
+                      y = four(&shared.staged[kDepth + d][kFmaOwn * own.x]);
 #pragma unroll
       for (int r = 0; r < kFmaOwn; ++r)
 #pragma unroll
@@ -119,7 +120,8 @@ struct FmaPairs {
     for (int a = 0; a < kFmaOwn; ++a) {
       const int64_t i = query + a;
       const GradRow<Acc> row = rows[i - first_query];
-      const uint32_t kept = rules.dropout.active() ? rules.dropout.kept(i, key / kKeysPerBlock) >> (key % kKeysPerBlock) : 0xFF;
+      const uint32_t kept =
+          rules.dropout.active() ? rules.dropout.kept(i, key / kKeysPerBlock) >> (key % kKeysPerBlock) : 0xFF;
 #pragma unroll
       for (int b = 0; b < kFmaOwn; ++b) {
         const int r = kKeysStay ? b : a, c = kKeysStay ? a : b;

@@ -8,34 +8,14 @@
 #pragma once
 #include "../../core/attention.h"
 #include "../../core/half.h"
-#include "fused_backward_walk.cuh"
-#include "fused_dropout.cuh"
-#include "fused_logits.cuh"
+#include "fused_backward_call.cuh"
 
 namespace mha::cuda {
-
-// What is known of a query.
-template <class Acc>
-struct GradRow {
-  // m; +inf where nothing has weight: rows that see nothing, and what fills up a tile. NaN where the row saw NaN.
-  Acc shift;
-  Acc inverse;  // 1 / l
-  Acc delta;
-};
 
 template <class Acc>
 struct GradTerms {
   Acc kept;  // P after dropout, not yet divided by 1 - p
   Acc logit_grad, score_grad;
-};
-
-// What the host works out once for all blocks.
-template <class Acc>
-struct GradOptions {
-  Logits<Acc> logits;
-  Acc keep_scale;  // of what dropout keeps
-
-  static GradOptions of(const FusedBackward& p) { return {Logits<Acc>::of(p), scale_of_kept<Acc>(p)}; }
 };
 
 // Of one entry, that is a query head.
@@ -52,10 +32,10 @@ struct GradRules {
   const T *bias, *grad_weights;  // null: none
   const Acc *row_max, *row_sum, *delta;
 
-  __device__ GradRules(const FusedBackward& problem, const GradOptions<Acc>& options, int64_t entry)
-      : p(problem),
-        logits(options.logits),
-        keep_scale(options.keep_scale),
+  __device__ GradRules(const GradCall<Acc>& call, int64_t entry)
+      : p(call.p),
+        logits(call.logits),
+        keep_scale(call.keep_scale),
         visibility(visibility_of(p.visibility, p.batch, entry, p.keys)),
         dropout(p, entry),
         bias(p.bias ? matrix<const T>(p.batch, entry, p.bias) : nullptr),
@@ -65,9 +45,9 @@ struct GradRules {
         delta(matrix<const Acc>(p.batch, entry, p.delta)) {}
 
   __device__ GradRow<Acc> row(int64_t query) const {
-    if (query >= p.queries) return {kInfinity, 1, 0};
-    const Acc m = row_max[query * p.row_max.row_stride], l = row_sum[query * p.row_sum.row_stride];
-    return {l == 0 ? kInfinity : l - l == 0 ? m : l - l, l == 0 ? Acc{1} : 1 / l, delta[query * p.delta.row_stride]};
+    if (query >= p.queries) return GradRow<Acc>::none();
+    return GradRow<Acc>::of(row_max[query * p.row_max.row_stride], row_sum[query * p.row_sum.row_stride],
+                            delta[query * p.delta.row_stride]);
   }
 
   // Mask and ranges.
@@ -87,8 +67,7 @@ struct GradRules {
 
   __device__ Acc weight(const GradRow<Acc>& row, Acc x) const {
     if (x == -kInfinity) return 0;
-    const Acc e = logits.scaled ? logits.template weight<true>(x, row.shift) : logits.template weight<false>(x, row.shift);
-    return e * row.inverse;
+    return Logits<Acc>::weight(x, row.shift, logits.c, logits.scaled) * row.inverse;
   }
 
   // dx/ds = 1 - tanh(y)^2 = 4 e / (1 + e)^2 with e = e^(-2 |y|): right where 1 - tanh^2 would cancel.
@@ -104,8 +83,7 @@ struct GradRules {
                                   bool keep) const {
     const Acc weight = this->weight(row, exponent(query, key, score, seen));
     if (weight == 0) return {0, 0, 0};
-    if (grad_weights)
-      grad += widen(grad_weights[query * p.grad_weights.row_stride + key * p.grad_weights.col_stride]);
+    if (grad_weights) grad += widen(grad_weights[query * p.grad_weights.row_stride + key * p.grad_weights.col_stride]);
     grad = (keep ? grad * keep_scale : Acc{0}) - row.delta;
     // A hidden key's logit is a constant.
     const Acc logit_grad = seen ? weight * grad : Acc{0}, slope = steepness(score);

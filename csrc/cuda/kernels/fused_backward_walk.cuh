@@ -7,7 +7,7 @@
 
 namespace mha::cuda {
 
-// Queries and keys of a tile.
+// Queries and keys of a tile, save where registers or shared memory hold no more than half of those that move.
 constexpr int kGradTile = 64;
 
 // The walk takes the masked tiles [first, open_begin) and [open_end, end) first, and then the open ones between them.
@@ -21,27 +21,27 @@ struct TileWalk {
     return step < before ? first + step : step < masked() ? open_end + step - before : open_begin + step - masked();
   }
 
-  // Of all tiles of n rows: those that hold part of `some`; open are those that lie in `every`.
-  MHA_INLINE_MEMBER static TileWalk of(int64_t n, KeyRange some, KeyRange every) {
+  // Of all tiles of `tile` rows, n rows in all: those that hold part of `some`; open are those that lie in `every`.
+  MHA_INLINE_MEMBER static TileWalk of(int64_t n, int tile, KeyRange some, KeyRange every) {
     TileWalk w;
-    w.first = clamp_index(some.begin, n) / kGradTile;
-    w.end = max_of(w.first, ceil_div(clamp_index(some.end, n), kGradTile));
-    w.open_begin = min_of(w.end, max_of(w.first, ceil_div(clamp_index(every.begin, n), kGradTile)));
+    w.first = clamp_index(some.begin, n) / tile;
+    w.end = max_of(w.first, ceil_div(clamp_index(some.end, n), tile));
+    w.open_begin = min_of(w.end, max_of(w.first, ceil_div(clamp_index(every.begin, n), tile)));
     // A last tile that is not full is open if all of its rows are in.
-    const int64_t open_end = every.end >= n ? ceil_div(n, kGradTile) : max_of(0, every.end) / kGradTile;
+    const int64_t open_end = every.end >= n ? ceil_div(n, tile) : max_of(0, every.end) / tile;
     w.open_end = max_of(w.open_begin, min_of(w.end, open_end));
     return w;
   }
 };
 
-// Key tiles of queries [begin, end). `all`: hidden keys have weight, so none may be left out.
-MHA_DEVICE TileWalk key_tiles(const BatchVisibility& v, int64_t keys, int64_t begin, int64_t end, bool all) {
+// Key tiles of queries [begin, end), `tile` keys in each. `all`: hidden keys have weight, so none may be left out.
+MHA_DEVICE TileWalk key_tiles(const BatchVisibility& v, int64_t keys, int tile, int64_t begin, int64_t end, bool all) {
   const KeyRange first = visible_keys(v, begin), last = visible_keys(v, end - 1);
   const KeyRange every = v.mask ? KeyRange{0, 0} : KeyRange{last.begin, first.end};
-  TileWalk w = TileWalk::of(keys, all ? KeyRange{0, keys} : KeyRange{first.begin, last.end}, every);
+  TileWalk w = TileWalk::of(keys, tile, all ? KeyRange{0, keys} : KeyRange{first.begin, last.end}, every);
   // Keys behind the last one are hidden.
-  if (keys % kGradTile != 0) {
-    w.open_end = min_of(w.open_end, keys / kGradTile);
+  if (keys % tile != 0) {
+    w.open_end = min_of(w.open_end, keys / tile);
     w.open_begin = min_of(w.open_begin, w.open_end);
   }
   return w;
@@ -50,7 +50,8 @@ MHA_DEVICE TileWalk key_tiles(const BatchVisibility& v, int64_t keys, int64_t be
 MHA_DEVICE int64_t minus(int64_t x) { return x == INT64_MIN ? INT64_MAX : -x; }
 
 // Query tiles of keys [begin, end): of the queries i with  j - off - right <= i <= j - off + left  for a key j of them.
-MHA_DEVICE TileWalk query_tiles(const BatchVisibility& v, int64_t queries, int64_t begin, int64_t end, bool all) {
+MHA_DEVICE TileWalk query_tiles(const BatchVisibility& v, int64_t queries, int tile, int64_t begin, int64_t end,
+                                bool all) {
   const int64_t last = min_of(end, v.keys) - 1;
   const auto first_query = [&](int64_t key) {
     return v.right == INT64_MAX ? 0 : saturating_add(saturating_add(key, minus(v.offset)), minus(v.right));
@@ -62,20 +63,7 @@ MHA_DEVICE TileWalk query_tiles(const BatchVisibility& v, int64_t queries, int64
   KeyRange some{0, 0}, every{0, 0};
   if (last >= begin) some = {first_query(begin), end_query(last)};
   if (!v.mask && begin + kGradTile <= v.keys) every = {first_query(last), end_query(begin)};
-  return TileWalk::of(queries, all ? KeyRange{0, queries} : some, every);
-}
-
-// Keys [begin, end) of the tile that starts at `key` which a query sees, mask aside; counted from `key`.
-struct TileRange {
-  int begin, end;
-
-  MHA_INLINE_MEMBER bool holds(int i) const { return begin <= i && i < end; }
-};
-
-MHA_DEVICE TileRange tile_range(const BatchVisibility& v, int64_t query, int64_t key) {
-  const KeyRange range = visible_keys(v, query);
-  return {static_cast<int>(clamp_index(range.begin - key, kGradTile)),
-          static_cast<int>(clamp_index(range.end - key, kGradTile))};
+  return TileWalk::of(queries, tile, all ? KeyRange{0, queries} : some, every);
 }
 
 }  // namespace mha::cuda

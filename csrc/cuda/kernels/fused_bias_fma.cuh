@@ -1,7 +1,7 @@
 // The gradient of the bias by multiply-adds: dx of fused_backward_rules.cuh, summed over everything that shares an
-// element of the bias. A block has a tile of one matrix of the bias, or all queries (all keys) where the bias has one row
-// (column) for them; it goes through the entries that share the matrix in order and works out their P and dP once more.
-// So nothing of the size of the scores is kept, and the order of additions is fixed.
+// element of the bias. A block has a tile of one matrix of the bias, or all queries (all keys) where the bias has one
+// row (column) for them; it goes through the entries that share the matrix in order and works out their P and dP once
+// more. So nothing of the size of the scores is kept, and the order of additions is fixed.
 #pragma once
 #include "../../core/bias_sharing.h"
 #include "fused_backward_fma_tile.cuh"
@@ -68,23 +68,24 @@ __device__ void write_bias(const FmaBiasSums<Acc>& sums, FmaShared<Acc>& shared,
 }
 
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads) fused_bias_fma(
-    const __grid_constant__ FusedBackward p, const __grid_constant__ GradOptions<accumulate_t<T>> options,
-    const __grid_constant__ BiasGrid grid) {
+__global__ void __launch_bounds__(kFmaThreads)
+    fused_bias_fma(const __grid_constant__ GradCall<accumulate_t<T>> call, const __grid_constant__ BiasGrid grid) {
   using Acc = accumulate_t<T>;
+  const FusedBackward& p = call.p;
   extern __shared__ __align__(16) unsigned char memory[];
   FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
   const int64_t of_matrix = grid.query_tiles * grid.key_tiles, matrix = blockIdx.x / of_matrix;
-  const int64_t query = blockIdx.x % of_matrix / grid.key_tiles * kGradTile, key = blockIdx.x % grid.key_tiles * kGradTile;
+  const int64_t query = blockIdx.x % of_matrix / grid.key_tiles * kGradTile,
+                key = blockIdx.x % grid.key_tiles * kGradTile;
   const int64_t end_query = grid.one_row ? p.queries : min_of(query + kGradTile, p.queries);
   const int64_t end_key = grid.one_column ? p.keys : min_of(key + kGradTile, p.keys);
 
   FmaBiasSums<Acc> sums = {};
   for (int64_t shares = 0; shares < grid.heads.sharing.count(); ++shares) {
     const int64_t entry = grid.heads.entry(matrix, shares);
-    const GradRules<T> rules(p, options, entry);
+    const GradRules<T> rules(call, entry);
     for (int64_t i = query; i < end_query; i += kGradTile) {
-      const TileWalk walk = key_tiles(rules.visibility, p.keys, i, min_of(i + kGradTile, p.queries), false);
+      const TileWalk walk = key_tiles(rules.visibility, p.keys, kGradTile, i, min_of(i + kGradTile, p.queries), false);
       const int64_t first = max_of(walk.first, key / kGradTile), end = min_of(walk.end, ceil_div(end_key, kGradTile));
       for (int64_t tile = first; tile < end; ++tile)
         add_bias_tile(sums, shared, rules, entry, i, tile * kGradTile, tile < walk.open_begin || tile >= walk.open_end);

@@ -3,9 +3,9 @@
 //   dsink = -p_s delta,  p_s = e^(sink - m) / l
 // With it the kernels that follow get by without a row of P and dP in one place.
 #pragma once
-#include "../../core/attention.h"
 #include "../../core/half.h"
 #include "../../core/strides.h"
+#include "fused_backward_call.cuh"
 
 namespace mha::cuda {
 
@@ -31,13 +31,25 @@ __device__ accumulate_t<T> skipping_product(const BatchShape& batch, int64_t ent
                           matrix<const T>(batch, entry, b) + row * b.row_stride, b.col_stride, n, lane);
 }
 
+// Rows of an entry: those that fill up its last tile included, where tiles are wanted.
+template <class Acc>
+MHA_INLINE int64_t delta_rows(const GradCall<Acc>& call) {
+  return call.rows ? GradRowTiles::tiles(call.p.queries) * kGradTile : call.p.queries;
+}
+
 template <class T>
-__global__ void __launch_bounds__(kDeltaThreads) fused_delta(const __grid_constant__ FusedBackward p) {
+__global__ void __launch_bounds__(kDeltaThreads) fused_delta(const __grid_constant__ GradCall<accumulate_t<T>> call) {
   using Acc = accumulate_t<T>;
+  const FusedBackward& p = call.p;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t flat = int64_t{blockIdx.x} * kDeltaRows + threadIdx.x / 32;
-  const int64_t entry = flat / p.queries, row = flat - entry * p.queries;
+  const int64_t rows = delta_rows(call), entry = flat / rows, row = flat - entry * rows;
   if (entry >= p.batch.count()) return;
+  if (row >= p.queries) {
+    if constexpr (!std::is_same_v<Acc, double>)
+      if (lane == 0) GradRowTiles{call.rows, p.queries}.write(entry, row, GradRow<float>::none());
+    return;
+  }
 
   Acc sum = skipping_product<T>(p.batch, entry, p.output, p.grad_output, row, p.value_dim, lane);
   if (p.grad_weights) sum += skipping_product<T>(p.batch, entry, p.weights, p.grad_weights, row, p.keys, lane);
@@ -45,11 +57,14 @@ __global__ void __launch_bounds__(kDeltaThreads) fused_delta(const __grid_consta
   if (lane != 0) return;
 
   matrix<Acc>(p.batch, entry, p.delta)[row * p.delta.row_stride] = sum;
-  if (!p.grad_sink_rows) return;
+  if (!call.rows && !p.grad_sink_rows) return;
   const Acc m = matrix<const Acc>(p.batch, entry, p.row_max)[row * p.row_max.row_stride];
   const Acc l = matrix<const Acc>(p.batch, entry, p.row_sum)[row * p.row_sum.row_stride];
+  if constexpr (!std::is_same_v<Acc, double>)
+    if (call.rows) GradRowTiles{call.rows, p.queries}.write(entry, row, GradRow<float>::of(m, l, sum));
+  if (!p.grad_sink_rows) return;
   const Acc sink = widen(*matrix<const T>(p.batch, entry, p.sinks));
-  const Acc weight = l == 0 ? Acc{0} : static_cast<Acc>(exp(sink - m)) / l;
+  const Acc weight = l == 0 ? Acc{0} : Logits<Acc>::weight(sink, m, call.logits.c, true) / l;
   matrix<Acc>(p.batch, entry, p.grad_sink_rows)[row * p.grad_sink_rows.row_stride] = weight == 0 ? 0 : -weight * sum;
 }
 

@@ -1,51 +1,88 @@
-// Starts the kernels of the fused backward.
+// The fused backward: which kernels a call takes.
 #include "../kernels/fused_backward_fma.cuh"
 #include "../kernels/fused_bias_fma.cuh"
 #include "../kernels/fused_delta.cuh"
+#include "../kernels/fused_tiles.cuh"
 #include "../launch.h"
+#include "fused_backward_launch.cuh"
 
 namespace mha::cuda {
 namespace {
 
-// Starts `kernel` with `blocks` blocks in x, of which a grid may have 2^31 - 1.
-template <class Kernel, class... Arguments>
-cudaError_t start(Kernel* kernel, int64_t blocks, int threads, size_t shared, cudaStream_t stream,
-                  const Arguments&... arguments) {
-  constexpr size_t kSharedByDefault = 48 << 10;
-  if (blocks == 0) return cudaSuccess;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  if (shared > kSharedByDefault) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-    if (error != cudaSuccess) return error;
+// The smallest of the tensor cores' tiles that holds the heads; 0: none does, or they have no cores for the type.
+int head_on_tensor_cores(const FusedBackward& p) {
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return 0;
+  for (int head : {32, 64, 96, 128})
+    if (p.head_dim <= head && p.value_dim <= head) return head;
+  return 0;
+}
+
+template <class T>
+GradCall<accumulate_t<T>> call_of(const FusedBackward& p) {
+  GradCall<accumulate_t<T>> call{p, Logits<accumulate_t<T>>::of(p), scale_of_kept<accumulate_t<T>>(p)};
+  if (head_on_tensor_cores(p) == 0) return call;
+  call.rows = static_cast<float*>(p.workspace);
+  call.query_chunks = lies_in_chunks(p.batch, p.query, p.head_dim);
+  call.key_chunks = lies_in_chunks(p.batch, p.key, p.head_dim);
+  call.value_chunks = lies_in_chunks(p.batch, p.value, p.value_dim);
+  call.grad_chunks = lies_in_chunks(p.batch, p.grad_output, p.value_dim);
+  return call;
+}
+
+template <class T>
+cudaError_t delta(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
+  return start(fused_delta<T>, ceil_div(call.p.batch.count() * delta_rows(call), kDeltaRows), kDeltaThreads, 0, stream,
+               call);
+}
+
+template <class T>
+cudaError_t gradients_fma(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
+  using Acc = accumulate_t<T>;
+  const FusedBackward& p = call.p;
+  const int64_t entries = p.batch.count();
+  cudaError_t error = cudaSuccess;
+  if (p.grad_key || p.grad_value)
+    error = start(fused_key_value_fma<T>, FmaGrid::of<Acc>(p, true).blocks(entries / p.group), kFmaThreads,
+                  sizeof(FmaShared<Acc>), stream, call);
+  if (error == cudaSuccess && p.grad_query)
+    error = start(fused_query_fma<T>, FmaGrid::of<Acc>(p, false).blocks(entries), kFmaThreads, sizeof(FmaShared<Acc>),
+                  stream, call);
+  return error;
+}
+
+// Of query, key and value.
+template <class T>
+cudaError_t gradients(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    const int head = head_on_tensor_cores(call.p);
+    const bool chunks = call.query_chunks && call.key_chunks && call.value_chunks && call.grad_chunks;
+    const bool plain = chunks && !call.logits.scaled && !call.p.grad_weights && dropout_threshold(call.p.dropout) == 0;
+    if (head) return plain ? backward_plain<T>(call, head, stream) : backward_options<T>(call, head, stream);
   }
-  kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(arguments...);
-  return cudaGetLastError();
+  return gradients_fma<T>(call, stream);
+}
+
+template <class T>
+cudaError_t bias_gradient(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
+  if (!call.p.grad_bias) return cudaSuccess;
+  const BiasGrid grid = BiasGrid::of(call.p);
+  return start(fused_bias_fma<T>, grid.blocks(), kFmaThreads, sizeof(FmaShared<accumulate_t<T>>), stream, call, grid);
 }
 
 template <class T>
 cudaError_t backward(const FusedBackward& p, cudaStream_t stream) {
-  using Acc = accumulate_t<T>;
-  const GradOptions<Acc> options = GradOptions<Acc>::of(p);
-  const int64_t entries = p.batch.count();
-  cudaError_t error =
-      start(fused_delta<T>, ceil_div(entries * p.queries, kDeltaRows), kDeltaThreads, 0, stream, p);
-  if (error == cudaSuccess && (p.grad_key || p.grad_value))
-    error = start(fused_key_value_fma<T>, FmaGrid::of<Acc>(p, true).blocks(entries / p.group), kFmaThreads,
-                  sizeof(FmaShared<Acc>), stream, p, options);
-  if (error == cudaSuccess && p.grad_query)
-    error = start(fused_query_fma<T>, FmaGrid::of<Acc>(p, false).blocks(entries), kFmaThreads, sizeof(FmaShared<Acc>),
-                  stream, p, options);
-  if (error == cudaSuccess && p.grad_bias) {
-    const BiasGrid grid = BiasGrid::of(p);
-    error = start(fused_bias_fma<T>, grid.blocks(), kFmaThreads, sizeof(FmaShared<Acc>), stream, p, options, grid);
-  }
+  const auto call = call_of<T>(p);
+  cudaError_t error = delta<T>(call, stream);
+  if (error == cudaSuccess) error = gradients<T>(call, stream);
+  if (error == cudaSuccess) error = bias_gradient<T>(call, stream);
   return error;
 }
 
 }  // namespace
 
-int64_t backward_workspace(const FusedBackward&) { return 0; }
+int64_t backward_workspace(const FusedBackward& p) {
+  return head_on_tensor_cores(p) ? GradRowTiles::count(p.batch.count(), p.queries) : 0;
+}
 
 cudaError_t fused_backward(const FusedBackward& p, cudaStream_t stream) {
   if (p.batch.count() * p.queries * p.keys == 0) return cudaSuccess;
