@@ -12,16 +12,19 @@ struct GradBlock {
   using Tile = GradTile<Shape>;
   static constexpr int kHead = Shape::kHead, kMoving = Shape::kMoving;
   static constexpr bool kKeysStay = Shape::kKeysStay;
-  static constexpr GradWay kWay = Shape::kWay;
+  static constexpr bool kOptions = Shape::kWay == GradWay::options;
+  using Rules = std::conditional_t<kOptions, GradRules<T>, VisibilityRules>;
 
   const GradCall<float>& call;
   const FusedBackward& p;
   unsigned char* const memory;
   const uint32_t shared;
+  int64_t index;            // of the head's tiles and all heads before
   int64_t head, first_row;  // head: of the queries, or of the keys and values; first_row: that stays
   Tile tile;
-  TileSource<T> moving[2];  // Q and dO, or K and V, from their first row on
-  const float* rows;        // of the entry's queries, GradRowTiles
+  const T* moving[2];  // Q and dO, or K and V, of the entry
+  int64_t there;       // rows of them; those behind count as zeros
+  const float* rows;   // of the entry's queries, GradRowTiles
   int buffer = 0;
 
   __device__ __forceinline__ GradBlock(const GradCall<float>& c, unsigned char* m)
@@ -29,8 +32,9 @@ struct GradBlock {
     const int64_t count = ceil_div(kKeysStay ? p.keys : p.queries, Shape::kRows);
     head = blockIdx.x / count;
     // With causality the first keys and the last queries have the most to do: they come first.
-    const int64_t index = blockIdx.x - head * count;
-    first_row = (kKeysStay ? index : count - 1 - index) * Shape::kRows;
+    const int64_t turn = blockIdx.x - head * count, row_tile = kKeysStay ? turn : count - 1 - turn;
+    index = head * count + row_tile;
+    first_row = row_tile * Shape::kRows;
   }
 
   __device__ __forceinline__ int stay_offset(int which) const { return which * Shape::kStayBytes; }
@@ -44,32 +48,34 @@ struct GradBlock {
     return *reinterpret_cast<PairBits*>(memory + 2 * Shape::kStayBytes + 2 * Shape::kBufferBytes);
   }
 
-  static __device__ __forceinline__ TileSource<T> from_row(const TileSource<T>& all, int64_t row) {
-    return {all.first + row * all.row_stride, all.row_stride, all.col_stride, all.rows - row, all.cols};
-  }
-  template <int kCount, bool kGuarded>
+  template <int kCount>
   static __device__ __forceinline__ void copy(uint32_t to, const TileSource<T>& from, bool chunks) {
-    if (kWay == GradWay::plain || chunks) ChunkCopy<T, kCount, kHead>::template run<kGuarded>(to, from);
+    if (!kOptions || chunks) ChunkCopy<T, kCount, kHead>::template run<true>(to, from);
     else copy_elements<T, kCount, kHead>(to, from);
   }
 
-  __device__ __forceinline__ TileSource<T> source(int64_t entry, const Input& stack, int64_t there,
-                                                  int64_t cols) const {
-    return {matrix<const T>(p.batch, entry, stack), stack.row_stride, stack.col_stride, there, static_cast<int>(cols)};
+  static __device__ __forceinline__ TileSource<T> source(const T* matrix, const Input& stack, int64_t row,
+                                                         int64_t there, int64_t cols) {
+    return {matrix + row * stack.row_stride, stack.row_stride, stack.col_stride, there - row, static_cast<int>(cols)};
   }
-  // Keys that are hidden from all queries by their number are not read: they may hold anything.
+  // Keys that are hidden from all queries by their number are not read: they may hold anything. (Heads that share keys
+  // have one length, unless somebody calls the kernels with others.)
   __device__ __forceinline__ int64_t last_key(const BatchVisibility& v) const {
-    return call.logits.hidden_have_weight ? p.keys : v.keys;
+    const Input& lengths = p.visibility.key_lengths;
+    const bool one_length = !lengths || p.group == 1 || lengths.batch_stride[p.batch.ndim - 1] == 0;
+    return call.logits.hidden_have_weight || !one_length ? p.keys : v.keys;
   }
 
   // What stays, of one entry.
   __device__ __forceinline__ void load_stay(int64_t entry, const BatchVisibility& v) {
     const Input &first = kKeysStay ? p.key : p.query, &second = kKeysStay ? p.value : p.grad_output;
     const int64_t there = kKeysStay ? last_key(v) : p.queries;
-    copy<Shape::kRows, true>(shared + stay_offset(0), from_row(source(entry, first, there, p.head_dim), first_row),
-                             kKeysStay ? call.key_chunks : call.query_chunks);
-    copy<Shape::kRows, true>(shared + stay_offset(1), from_row(source(entry, second, there, p.value_dim), first_row),
-                             kKeysStay ? call.value_chunks : call.grad_chunks);
+    copy<Shape::kRows>(shared + stay_offset(0),
+                       source(matrix<const T>(p.batch, entry, first), first, first_row, there, p.head_dim),
+                       kKeysStay ? call.key_chunks : call.query_chunks);
+    copy<Shape::kRows>(shared + stay_offset(1),
+                       source(matrix<const T>(p.batch, entry, second), second, first_row, there, p.value_dim),
+                       kKeysStay ? call.value_chunks : call.grad_chunks);
     copy_commit();
     if constexpr (!kKeysStay) {
 #pragma unroll
@@ -83,22 +89,24 @@ struct GradBlock {
     tile.read_stay(shared + stay_offset(0), shared + stay_offset(1));
   }
 
+  __device__ __forceinline__ const Input& moving_stack(int which) const {
+    return which == 0 ? kKeysStay ? p.query : p.key : kKeysStay ? p.grad_output : p.value;
+  }
+
   __device__ __forceinline__ void place(int64_t entry, const BatchVisibility& v) {
-    const Input &first = kKeysStay ? p.query : p.key, &second = kKeysStay ? p.grad_output : p.value;
-    const int64_t there = kKeysStay ? p.queries : last_key(v);
-    moving[0] = source(entry, first, there, p.head_dim);
-    moving[1] = source(entry, second, there, p.value_dim);
+    moving[0] = matrix<const T>(p.batch, entry, moving_stack(0));
+    moving[1] = matrix<const T>(p.batch, entry, moving_stack(1));
+    there = kKeysStay ? p.queries : last_key(v);
     rows = GradRowTiles{call.rows, p.queries}.at(entry, 0);
   }
 
   // Starts the copy of what moves to the buffer at hand.
-  template <bool kGuarded>
   __device__ __forceinline__ void load(int64_t index) const {
     const int64_t row = index * kMoving;
-    copy<kMoving, kGuarded>(shared + moving_offset(0), from_row(moving[0], row),
-                            kKeysStay ? call.query_chunks : call.key_chunks);
-    copy<kMoving, kGuarded>(shared + moving_offset(1), from_row(moving[1], row),
-                            kKeysStay ? call.grad_chunks : call.value_chunks);
+    copy<kMoving>(shared + moving_offset(0), source(moving[0], moving_stack(0), row, there, p.head_dim),
+                  kKeysStay ? call.query_chunks : call.key_chunks);
+    copy<kMoving>(shared + moving_offset(1), source(moving[1], moving_stack(1), row, there, p.value_dim),
+                  kKeysStay ? call.grad_chunks : call.value_chunks);
     if constexpr (kKeysStay) {
       constexpr int kChunks = kMoving / 4;  // 16 bytes of floats
       const int part = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
@@ -122,23 +130,22 @@ struct GradBlock {
     else return key_tiles(v, p.keys, kMoving, first_row, min_of(first_row + Shape::kRows, p.queries), all);
   }
 
-  // A tile of which pairs may be hidden, or that asks for the rules. Returns at once where no pair counts.
-  template <bool kByRules>
-  __device__ __forceinline__ void visit_masked(int64_t index, const GradRules<T>& rules, uint32_t first,
-                                               uint32_t second, const float* query_rows, bool careful) {
+  // A tile of which pairs may be hidden, or that asks for the rules.
+  __device__ __forceinline__ void visit_masked(int64_t index, const Rules& rules, uint32_t first, uint32_t second,
+                                               const float* query_rows) {
     const int64_t first_query = kKeysStay ? index * kMoving : first_row;
     const int64_t first_key = kKeysStay ? first_row : index * kMoving;
     const PairShare<Shape::kQueries, Shape::kKeys> share;
     const bool any = share.see(bits(), rules.visibility, p.queries, first_query, first_key);
-    if (kByRules && rules.dropout.active()) share.keep(bits(), rules.dropout, first_query, first_key);
+    if constexpr (kOptions)
+      if (rules.dropout.active()) share.keep(bits(), rules.dropout, first_query, first_key);
     if (!__syncthreads_or(any) && !call.logits.hidden_have_weight) return;
     typename Tile::Pairs s, grads;
     tile.template multiply<0>(s, first);
     tile.template multiply<1>(grads, second);
-    if constexpr (kByRules) tile.finish_by_rules(s, grads, query_rows, bits(), rules, first_query, first_key);
+    if constexpr (kOptions) tile.finish_by_rules(s, grads, query_rows, bits(), rules, first_query, first_key);
     else tile.finish_masked(s, grads, query_rows, bits());
-    if (careful) tile.template add<true>(s, grads, first, second);
-    else tile.template add<false>(s, grads, first, second);
+    tile.add(s, grads, first, second);
   }
 
   __device__ __forceinline__ void visit_open(uint32_t first, uint32_t second, const float* query_rows) {
@@ -146,52 +153,51 @@ struct GradBlock {
     tile.template multiply<0>(s, first);
     tile.template multiply<1>(grads, second);
     tile.finish_open(s, grads, query_rows);
-    tile.template add<false>(s, grads, first, second);
+    tile.add(s, grads, first, second);
+  }
+
+  // Waits for the tile of `step`, starts the copy of the next one, and calls visit(tiles, query rows).
+  template <class Visit>
+  __device__ __forceinline__ void take(const TileWalk& w, uint32_t step, const Visit& visit) {
+    arrive();
+    const uint32_t first = shared + moving_offset(0);
+    const float* query_rows = moving_rows();
+    buffer ^= 1;
+    if (step + 1 < w.count()) load(w.tile(step + 1));
+    visit(first, first + Shape::kMovingBytes, query_rows);
   }
 
   // All tiles of one entry.
-  template <bool kCareful>
   __device__ __forceinline__ void visit(int64_t entry) {
-    const GradRules<T> rules(call, entry);
+    const Rules rules(call, entry);
     const TileWalk w = walk(rules.visibility);
     if (w.count() == 0) return;
     place(entry, rules.visibility);
-    constexpr bool kByRules = kCareful || kWay != GradWay::plain;
-    const int64_t masked = kByRules ? w.count() : w.masked();
     __syncthreads();  // nobody reads the buffers any more
-    load<true>(w.tile(0));
-    int64_t step = 0;
-    for (; step < masked; ++step) {
-      arrive();
-      const uint32_t first = shared + moving_offset(0), second = shared + moving_offset(1);
-      const float* query_rows = moving_rows();
-      buffer ^= 1;
-      if (step + 1 < w.count()) load<true>(w.tile(step + 1));
-      visit_masked<kByRules>(w.tile(step), rules, first, second, query_rows, kCareful);
-    }
-    for (; step < w.count(); ++step) {
-      arrive();
-      const uint32_t first = shared + moving_offset(0), second = shared + moving_offset(1);
-      const float* query_rows = moving_rows();
-      buffer ^= 1;
-      if (step + 1 < w.count()) load<true>(w.tile(step + 1));
-      visit_open(first, second, query_rows);
-    }
+    load(w.tile(0));
+    const uint32_t masked = kOptions ? w.count() : w.masked();
+    for (uint32_t step = 0; step < masked; ++step)
+      take(w, step, [&](uint32_t first, uint32_t second, const float* query_rows) {
+        visit_masked(w.tile(step), rules, first, second, query_rows);
+      });
+    if constexpr (!kOptions)
+      for (uint32_t step = masked; step < w.count(); ++step)
+        take(w, step,
+             [&](uint32_t first, uint32_t second, const float* query_rows) { visit_open(first, second, query_rows); });
   }
 
-  template <bool kCareful>
   __device__ __forceinline__ void visit_all() {
     tile.clear();
     const int64_t group = kKeysStay ? p.group : 1;
-    for (int64_t i = 0; i < group; ++i) visit<kCareful>(head * group + i);
+    for (int64_t i = 0; i < group; ++i) visit(head * group + i);
   }
 
   __device__ __forceinline__ void run() {
     const int64_t entry = kKeysStay ? head * p.group : head;
     load_stay(entry, visibility_of(p.visibility, p.batch, entry, p.keys));
-    visit_all<false>();
-    // A block whose sums are not finite does it all again, in case what spoilt them was hidden.
-    if (__syncthreads_or(!tile.sums_are_finite())) visit_all<true>();
+    visit_all();
+    const bool spoilt = __syncthreads_or(!tile.sums_are_finite());
+    if (threadIdx.x == 0) call.spoilt[(kKeysStay ? 0 : key_tiles_of(p)) + index] = spoilt;
     if constexpr (kKeysStay) {
       write(tile.score_sums[0], p.grad_key, entry, p.keys, p.head_dim, call.logits.scale);
       write(tile.value_sums[0], p.grad_value, entry, p.keys, p.value_dim, call.keep_scale);

@@ -24,16 +24,27 @@ struct GradRow {
   static __device__ __forceinline__ GradRow none() { return of(0, 0, 0); }
 };
 
+// Keeps the compiler from reading what comes later before this point: it would take registers that are not there.
+MHA_DEVICE void keep_order() { asm volatile("" ::: "memory"); }
+
 // Passed by value.
 template <class Acc>
 struct GradCall {
   FusedBackward p;
   Logits<Acc> logits;
   Acc keep_scale;  // of what dropout keeps
-  // For the kernels on tensor cores: what is known of the queries, tile by tile, see GradRowTiles.
+  // For the kernels on tensor cores: what is known of the queries, tile by tile, see GradRowTiles; and of each tile of
+  // keys and then of each tile of queries, whether its sums are not finite.
   float* rows;
+  uint32_t* spoilt;
   bool query_chunks, key_chunks, value_chunks, grad_chunks;  // rows lie in whole aligned chunks (fused_tiles.cuh)
 };
+
+// Tiles of keys of all key/value heads, and of queries of all query heads.
+MHA_INLINE int64_t key_tiles_of(const FusedBackward& p) {
+  return p.batch.count() / p.group * ceil_div(p.keys, kGradTile);
+}
+MHA_INLINE int64_t query_tiles_of(const FusedBackward& p) { return p.batch.count() * ceil_div(p.queries, kGradTile); }
 
 // What is known of the queries, so that it can be copied as tiles are: for each tile of an entry kGradTile times
 // `shift`, then `inverse`, then `delta`.
@@ -41,13 +52,11 @@ struct GradRowTiles {
   float* first;
   int64_t queries;
 
-  static MHA_INLINE_MEMBER int64_t tiles(int64_t queries) { return ceil_div(queries, kGradTile); }
-  static MHA_INLINE_MEMBER int64_t count(int64_t entries, int64_t queries) {
-    return entries * tiles(queries) * kGradTile * 3;
-  }
+  static MHA_INLINE_MEMBER int64_t count(const FusedBackward& p) { return query_tiles_of(p) * 3 * kGradTile; }
   // `shift` of a query; `inverse` and `delta` lie kGradTile and 2 * kGradTile behind it.
   MHA_INLINE_MEMBER float* at(int64_t entry, int64_t query) const {
-    return first + (entry * tiles(queries) + query / kGradTile) * 3 * kGradTile + query % kGradTile;
+    const int64_t tile = entry * ceil_div(queries, kGradTile) + query / kGradTile;
+    return first + tile * 3 * kGradTile + query % kGradTile;
   }
   __device__ __forceinline__ void write(int64_t entry, int64_t query, const GradRow<float>& row) const {
     float* to = at(entry, query);

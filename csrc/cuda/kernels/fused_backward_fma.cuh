@@ -63,48 +63,39 @@ __device__ void write_rows(const FmaSums<Acc>& sums, const BatchShape& batch, in
       }
 }
 
-// Blocks of the grid as (key/value head or query head, tile, part of the columns).
-struct FmaGrid {
-  int64_t parts, tiles;
+// Parts of the columns of what a block sums up.
+template <class Acc>
+MHA_INLINE int64_t key_value_parts(const FusedBackward& p) {
+  return ceil_div(max_of(p.grad_key ? p.head_dim : 0, p.grad_value ? p.value_dim : 0), kFmaColumns<Acc>);
+}
+template <class Acc>
+MHA_INLINE int64_t query_parts(const FusedBackward& p) {
+  return ceil_div(p.head_dim, kFmaColumns<Acc>);
+}
 
-  template <class Acc>
-  MHA_INLINE_MEMBER static FmaGrid of(const FusedBackward& p, bool keys_stay) {
-    const int64_t columns =
-        keys_stay ? max_of(p.grad_key ? p.head_dim : 0, p.grad_value ? p.value_dim : 0) : p.head_dim;
-    return {ceil_div(columns, kFmaColumns<Acc>), ceil_div(keys_stay ? p.keys : p.queries, kGradTile)};
-  }
-  MHA_INLINE_MEMBER int64_t blocks(int64_t heads) const { return heads * tiles * parts; }
-};
-
+// dK and dV of one tile, which counts through all key/value heads, and one part of their columns.
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads)
-    fused_key_value_fma(const __grid_constant__ GradCall<accumulate_t<T>> call) {
+__device__ void key_value_tile(const GradCall<accumulate_t<T>>& call, FmaShared<accumulate_t<T>>& shared, int64_t tile,
+                               int64_t part) {
   using Acc = accumulate_t<T>;
   const FusedBackward& p = call.p;
-  extern __shared__ __align__(16) unsigned char memory[];
-  FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
-  const FmaGrid grid = FmaGrid::of<Acc>(p, true);
-  const int64_t head = blockIdx.x / (grid.tiles * grid.parts),
-                first_key = blockIdx.x / grid.parts % grid.tiles * kGradTile;
-  const int64_t column = blockIdx.x % grid.parts * kFmaColumns<Acc>, end_key = min_of(first_key + kGradTile, p.keys);
-
+  const int64_t tiles = ceil_div(p.keys, kGradTile), head = tile / tiles, first_key = (tile - head * tiles) * kGradTile;
+  const int64_t column = part * kFmaColumns<Acc>, end_key = min_of(first_key + kGradTile, p.keys);
+  const FmaThread own = FmaThread::own();
   FmaSums<Acc> key_sums = {}, value_sums = {};
   for (int64_t entry = head * p.group; entry < (head + 1) * p.group; ++entry) {
     const GradRules<T> rules(call, entry);
     const TileWalk walk =
         query_tiles(rules.visibility, p.queries, kGradTile, first_key, end_key, call.logits.hidden_have_weight);
-    const auto keys = TileRows<T>::of(p.batch, entry, p.key, first_key, p.keys, p.head_dim);
-    const auto values = TileRows<T>::of(p.batch, entry, p.value, first_key, p.keys, p.value_dim);
-    for (int64_t step = 0; step < walk.count(); ++step) {
+    for (uint32_t step = 0; step < walk.count(); ++step) {
       const int64_t query = walk.tile(step) * kGradTile;
       FmaPairs<T, true> pairs(rules, query, first_key, step < walk.masked());
       if (!__syncthreads_or(pairs.seen != 0) && !call.logits.hidden_have_weight) continue;
       load_rows(rules, query, shared.queries);
       const auto queries = TileRows<T>::of(p.batch, entry, p.query, query, p.queries, p.head_dim);
       const auto grads = TileRows<T>::of(p.batch, entry, p.grad_output, query, p.queries, p.value_dim);
-      pairs.multiply(shared, queries, keys, grads, values);
-
-      const FmaThread own = FmaThread::own();
+      pairs.multiply(shared, queries, TileRows<T>::of(p.batch, entry, p.key, first_key, p.keys, p.head_dim), grads,
+                     TileRows<T>::of(p.batch, entry, p.value, first_key, p.keys, p.value_dim));
       pairs.each(rules, shared.queries, query, [&](int r, int c, const GradTerms<Acc>& terms) {
         shared.weights[kFmaOwn * own.x + c][kFmaOwn * own.y + r] = terms.kept;
         pairs.scores[r][c] = terms.score_grad;
@@ -119,7 +110,6 @@ __global__ void __launch_bounds__(kFmaThreads)
       add_weighted_rows(key_sums, shared, queries, column);
     }
   }
-
   const int64_t entry = head * p.group;
   if (p.grad_key)
     write_rows<T>(key_sums, p.batch, entry, p.grad_key, first_key, p.keys, column, p.head_dim, call.logits.scale);
@@ -127,38 +117,78 @@ __global__ void __launch_bounds__(kFmaThreads)
     write_rows<T>(value_sums, p.batch, entry, p.grad_value, first_key, p.keys, column, p.value_dim, call.keep_scale);
 }
 
+// dQ of one tile, which counts through all query heads, and one part of its columns.
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_constant__ GradCall<accumulate_t<T>> call) {
+__device__ void query_tile(const GradCall<accumulate_t<T>>& call, FmaShared<accumulate_t<T>>& shared, int64_t tile,
+                           int64_t part) {
   using Acc = accumulate_t<T>;
   const FusedBackward& p = call.p;
-  extern __shared__ __align__(16) unsigned char memory[];
-  FmaShared<Acc>& shared = *reinterpret_cast<FmaShared<Acc>*>(memory);
-  const FmaGrid grid = FmaGrid::of<Acc>(p, false);
-  const int64_t entry = blockIdx.x / (grid.tiles * grid.parts), column = blockIdx.x % grid.parts * kFmaColumns<Acc>;
-  // With causality the last queries have the most to do: they come first.
-  const int64_t first_query = (grid.tiles - 1 - blockIdx.x / grid.parts % grid.tiles) * kGradTile;
-
+  const int64_t tiles = ceil_div(p.queries, kGradTile), entry = tile / tiles;
+  const int64_t first_query = (tile - entry * tiles) * kGradTile,
+                end_query = min_of(first_query + kGradTile, p.queries);
+  const int64_t column = part * kFmaColumns<Acc>;
+  const FmaThread own = FmaThread::own();
   const GradRules<T> rules(call, entry);
-  const TileWalk walk = key_tiles(rules.visibility, p.keys, kGradTile, first_query,
-                                  min_of(first_query + kGradTile, p.queries), call.logits.hidden_have_weight);
-  const auto queries = TileRows<T>::of(p.batch, entry, p.query, first_query, p.queries, p.head_dim);
-  const auto grads = TileRows<T>::of(p.batch, entry, p.grad_output, first_query, p.queries, p.value_dim);
+  const TileWalk walk =
+      key_tiles(rules.visibility, p.keys, kGradTile, first_query, end_query, call.logits.hidden_have_weight);
   load_rows(rules, first_query, shared.queries);
   FmaSums<Acc> sums = {};
-  for (int64_t step = 0; step < walk.count(); ++step) {
+  for (uint32_t step = 0; step < walk.count(); ++step) {
     const int64_t key = walk.tile(step) * kGradTile;
     FmaPairs<T, false> pairs(rules, first_query, key, step < walk.masked());
     if (!__syncthreads_or(pairs.seen != 0) && !call.logits.hidden_have_weight) continue;
     const auto keys = TileRows<T>::of(p.batch, entry, p.key, key, p.keys, p.head_dim);
-    const auto values = TileRows<T>::of(p.batch, entry, p.value, key, p.keys, p.value_dim);
-    pairs.multiply(shared, queries, keys, grads, values);
-    const FmaThread own = FmaThread::own();
+    pairs.multiply(shared, TileRows<T>::of(p.batch, entry, p.query, first_query, p.queries, p.head_dim), keys,
+                   TileRows<T>::of(p.batch, entry, p.grad_output, first_query, p.queries, p.value_dim),
+                   TileRows<T>::of(p.batch, entry, p.value, key, p.keys, p.value_dim));
     pairs.each(rules, shared.queries, first_query, [&](int r, int c, const GradTerms<Acc>& terms) {
       shared.weights[kFmaOwn * own.x + c][kFmaOwn * own.y + r] = terms.score_grad;
     });
     add_weighted_rows(sums, shared, keys, column);
   }
   write_rows<T>(sums, p.batch, entry, p.grad_query, first_query, p.queries, column, p.head_dim, call.logits.scale);
+}
+
+template <class Acc>
+__device__ FmaShared<Acc>& fma_shared() {
+  extern __shared__ __align__(16) unsigned char memory[];
+  return *reinterpret_cast<FmaShared<Acc>*>(memory);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kFmaThreads)
+    fused_key_value_fma(const __grid_constant__ GradCall<accumulate_t<T>> call) {
+  using Acc = accumulate_t<T>;
+  const int64_t parts = key_value_parts<Acc>(call.p), tile = blockIdx.x / parts;
+  key_value_tile<T>(call, fma_shared<Acc>(), tile, blockIdx.x - tile * parts);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_constant__ GradCall<accumulate_t<T>> call) {
+  using Acc = accumulate_t<T>;
+  // With causality the last queries have the most to do: they come first.
+  const int64_t parts = query_parts<Acc>(call.p), turn = blockIdx.x / parts;
+  query_tile<T>(call, fma_shared<Acc>(), query_tiles_of(call.p) - 1 - turn, blockIdx.x - turn * parts);
+}
+
+constexpr int64_t kRepairBlocks = 1024;  // at most, which share out the tiles: there is seldom anything to do
+
+// Works out once more what the kernels on tensor cores have found not to be finite, by the rule that zero hides.
+template <class T>
+__global__ void __launch_bounds__(kFmaThreads) fused_repair(const __grid_constant__ GradCall<float> call) {
+  const FusedBackward& p = call.p;
+  const int64_t of_keys = p.grad_key || p.grad_value ? key_tiles_of(p) : 0;
+  const int64_t of_queries = p.grad_query ? query_tiles_of(p) : 0;
+  for (int64_t i = blockIdx.x; i < of_keys + of_queries; i += gridDim.x) {
+    const bool keys = i < of_keys;
+    const int64_t tile = keys ? i : i - of_keys, parts = keys ? key_value_parts<float>(p) : query_parts<float>(p);
+    if (!call.spoilt[keys ? tile : key_tiles_of(p) + tile]) continue;
+    for (int64_t part = 0; part < parts; ++part) {
+      __syncthreads();  // nobody reads the shared memory any more
+      if (keys) key_value_tile<T>(call, fma_shared<float>(), tile, part);
+      else query_tile<T>(call, fma_shared<float>(), tile, part);
+    }
+  }
 }
 
 }  // namespace mha::cuda

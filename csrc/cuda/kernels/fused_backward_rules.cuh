@@ -18,7 +18,14 @@ struct GradTerms {
   Acc logit_grad, score_grad;
 };
 
-// Of one entry, that is a query head.
+// Of one entry, that is a query head; where no option asks for more, this is all.
+struct VisibilityRules {
+  const BatchVisibility visibility;
+
+  __device__ __forceinline__ VisibilityRules(const GradCall<float>& call, int64_t entry)
+      : visibility(visibility_of(call.p.visibility, call.p.batch, entry, call.p.keys)) {}
+};
+
 template <class T>
 struct GradRules {
   using Acc = accumulate_t<T>;

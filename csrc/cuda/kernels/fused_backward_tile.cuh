@@ -5,6 +5,9 @@
 //   P, dS                        in the registers of S and dP: narrowed they are the left factor of
 //   dV += P dO,  dK += dS Q      or  dQ += dS K
 // Dao, "FlashAttention-2", 2023.
+//
+// "Zero hides" (docs/notation.md), but 0 * NaN is NaN. So a block whose sums are not finite leaves a mark, and
+// fused_backward_fma.cuh does it again, in case what spoilt them was hidden.
 #pragma once
 #include "fused_backward_pairs.cuh"
 #include "fused_values.cuh"
@@ -21,10 +24,12 @@ struct GradShape {
   static constexpr int kHead = kHead_;
   static constexpr bool kKeysStay = kKeysStay_;
   static constexpr GradWay kWay = kWay_;
-  static constexpr int kRows = kGradTile;                      // that stay: 16 of each warp
-  static constexpr int kMoving = kHead > 64 ? 32 : kGradTile;  // larger heads leave no registers for more
+  static constexpr int kRows = kGradTile;  // that stay: 16 of each warp
+  static constexpr int kMoving = kHead > 64 || (kHead == 64 && kKeysStay && kWay == GradWay::options)
+                                     ? 32
+                                     : kGradTile;  // larger heads leave no registers for more
   static constexpr int kQueries = kKeysStay ? kMoving : kRows, kKeys = kKeysStay ? kRows : kMoving;
-  static constexpr bool kStayInRegisters = kHead <= 64;
+  static constexpr bool kStayInRegisters = kHead <= 64 && kWay == GradWay::plain;  // options need the registers
   static constexpr int kStayBytes = kRows * kHead * 2, kMovingBytes = kMoving * kHead * 2;
   static constexpr int kRowBytes = 3 * kMoving * 4;  // shift, inverse and delta of queries that move
   static constexpr int kBufferBytes = 2 * kMovingBytes + (kKeysStay ? kRowBytes : 0);
@@ -120,7 +125,9 @@ struct GradTile {
   // The bit of element e of C tile n.
   __device__ __forceinline__ bool bit(const uint64_t* words, int n, int e) const {
     const int moving = n * 8 + 2 * t + e % 2, staying = warp_row + g + e / 2 * 8;
-    return kKeysStay ? words[moving] >> staying & 1 : words[staying] >> moving & 1;
+    const int query = kKeysStay ? moving : staying;
+    const int key = kKeysStay ? staying : moving, half = kKeysStay ? warp_row / 32 : n / 4;
+    return reinterpret_cast<const uint32_t*>(words + query)[half] >> key % 32 & 1;
   }
 
   // The same with hidden pairs.
@@ -133,7 +140,7 @@ struct GradTile {
     finish_open(s, dp, rows);
   }
 
-  // The same with all options, and by the rule that zero hides. first_*: of the tile.
+  // The same with all options. first_*: of the tile.
   __device__ __forceinline__ void finish_by_rules(Pairs& s, Pairs& dp, const float* rows, const PairBits& bits,
                                                   const GradRules<T>& rules, int64_t first_query,
                                                   int64_t first_key) const {
@@ -150,20 +157,15 @@ struct GradTile {
                               !rules.dropout.active() || bit(bits.kept, n, e));
         s[0][n][e] = terms.kept;
         dp[0][n][e] = terms.score_grad;
+        keep_order();
       }
   }
 
-  template <bool kCareful>
   __device__ __forceinline__ void add(const Pairs& weights, const Pairs& grads, uint32_t first_tile,
                                       uint32_t second_tile) {
-    const auto first = TileFragments<kHead>::rows_first(first_tile, 0);
-    const auto second = TileFragments<kHead>::rows_first(second_tile, 0);
-    const auto product = [](auto& sums, const Pairs& left, const TileFragments<kHead>& right) {
-      if constexpr (kCareful) add_values_carefully<T, 1, kMoving, kHead>(sums, left, right);
-      else add_values<T, 1, kMoving, kHead>(sums, left, right);
-    };
-    if constexpr (kKeysStay) product(value_sums, weights, second);
-    product(score_sums, grads, first);
+    if constexpr (kKeysStay)
+      add_values<T, 1, kMoving, kHead>(value_sums, weights, TileFragments<kHead>::rows_first(second_tile, 0));
+    add_values<T, 1, kMoving, kHead>(score_sums, grads, TileFragments<kHead>::rows_first(first_tile, 0));
   }
 
   // 0 * x is NaN for inf and NaN.

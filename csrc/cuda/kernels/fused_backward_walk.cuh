@@ -12,25 +12,25 @@ constexpr int kGradTile = 64;
 
 // The walk takes the masked tiles [first, open_begin) and [open_end, end) first, and then the open ones between them.
 struct TileWalk {
-  int64_t first, open_begin, open_end, end;
+  uint32_t first, open_begin, open_end, end;
 
-  MHA_INLINE_MEMBER int64_t count() const { return end - first; }
-  MHA_INLINE_MEMBER int64_t masked() const { return open_begin - first + end - open_end; }
-  MHA_INLINE_MEMBER int64_t tile(int64_t step) const {
-    const int64_t before = open_begin - first;
+  MHA_INLINE_MEMBER uint32_t count() const { return end - first; }
+  MHA_INLINE_MEMBER uint32_t masked() const { return open_begin - first + end - open_end; }
+  MHA_INLINE_MEMBER int64_t tile(uint32_t step) const {
+    const uint32_t before = open_begin - first;
     return step < before ? first + step : step < masked() ? open_end + step - before : open_begin + step - masked();
   }
 
   // Of all tiles of `tile` rows, n rows in all: those that hold part of `some`; open are those that lie in `every`.
   MHA_INLINE_MEMBER static TileWalk of(int64_t n, int tile, KeyRange some, KeyRange every) {
-    TileWalk w;
-    w.first = clamp_index(some.begin, n) / tile;
-    w.end = max_of(w.first, ceil_div(clamp_index(some.end, n), tile));
-    w.open_begin = min_of(w.end, max_of(w.first, ceil_div(clamp_index(every.begin, n), tile)));
+    const int64_t first = clamp_index(some.begin, n) / tile;
+    const int64_t end = max_of(first, ceil_div(clamp_index(some.end, n), tile));
+    const int64_t open_begin = min_of(end, max_of(first, ceil_div(clamp_index(every.begin, n), tile)));
     // A last tile that is not full is open if all of its rows are in.
-    const int64_t open_end = every.end >= n ? ceil_div(n, tile) : max_of(0, every.end) / tile;
-    w.open_end = max_of(w.open_begin, min_of(w.end, open_end));
-    return w;
+    const int64_t last = every.end >= n ? ceil_div(n, tile) : max_of(0, every.end) / tile;
+    const int64_t open_end = max_of(open_begin, min_of(end, last));
+    return {static_cast<uint32_t>(first), static_cast<uint32_t>(open_begin), static_cast<uint32_t>(open_end),
+            static_cast<uint32_t>(end)};
   }
 };
 
@@ -41,8 +41,8 @@ MHA_DEVICE TileWalk key_tiles(const BatchVisibility& v, int64_t keys, int tile, 
   TileWalk w = TileWalk::of(keys, tile, all ? KeyRange{0, keys} : KeyRange{first.begin, last.end}, every);
   // Keys behind the last one are hidden.
   if (keys % tile != 0) {
-    w.open_end = min_of(w.open_end, keys / tile);
-    w.open_begin = min_of(w.open_begin, w.open_end);
+    w.open_end = static_cast<uint32_t>(min_of(w.open_end, keys / tile));
+    w.open_begin = static_cast<uint32_t>(min_of(w.open_begin, w.open_end));
   }
   return w;
 }

@@ -34,7 +34,7 @@ __device__ accumulate_t<T> skipping_product(const BatchShape& batch, int64_t ent
 // Rows of an entry: those that fill up its last tile included, where tiles are wanted.
 template <class Acc>
 MHA_INLINE int64_t delta_rows(const GradCall<Acc>& call) {
-  return call.rows ? GradRowTiles::tiles(call.p.queries) * kGradTile : call.p.queries;
+  return call.rows ? round_up(call.p.queries, kGradTile) : call.p.queries;
 }
 
 template <class T>

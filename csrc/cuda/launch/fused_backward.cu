@@ -22,6 +22,7 @@ GradCall<accumulate_t<T>> call_of(const FusedBackward& p) {
   GradCall<accumulate_t<T>> call{p, Logits<accumulate_t<T>>::of(p), scale_of_kept<accumulate_t<T>>(p)};
   if (head_on_tensor_cores(p) == 0) return call;
   call.rows = static_cast<float*>(p.workspace);
+  call.spoilt = static_cast<uint32_t*>(p.workspace) + GradRowTiles::count(p);
   call.query_chunks = lies_in_chunks(p.batch, p.query, p.head_dim);
   call.key_chunks = lies_in_chunks(p.batch, p.key, p.head_dim);
   call.value_chunks = lies_in_chunks(p.batch, p.value, p.value_dim);
@@ -39,26 +40,33 @@ template <class T>
 cudaError_t gradients_fma(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
   using Acc = accumulate_t<T>;
   const FusedBackward& p = call.p;
-  const int64_t entries = p.batch.count();
   cudaError_t error = cudaSuccess;
   if (p.grad_key || p.grad_value)
-    error = start(fused_key_value_fma<T>, FmaGrid::of<Acc>(p, true).blocks(entries / p.group), kFmaThreads,
+    error = start(fused_key_value_fma<T>, key_tiles_of(p) * key_value_parts<Acc>(p), kFmaThreads,
                   sizeof(FmaShared<Acc>), stream, call);
   if (error == cudaSuccess && p.grad_query)
-    error = start(fused_query_fma<T>, FmaGrid::of<Acc>(p, false).blocks(entries), kFmaThreads, sizeof(FmaShared<Acc>),
+    error = start(fused_query_fma<T>, query_tiles_of(p) * query_parts<Acc>(p), kFmaThreads, sizeof(FmaShared<Acc>),
                   stream, call);
   return error;
+}
+
+template <class T>
+cudaError_t gradients_on_tensor_cores(const GradCall<float>& call, int head, cudaStream_t stream) {
+  const FusedBackward& p = call.p;
+  if (!p.grad_query && !p.grad_key && !p.grad_value) return cudaSuccess;
+  const bool chunks = call.query_chunks && call.key_chunks && call.value_chunks && call.grad_chunks;
+  const bool plain = chunks && !call.logits.scaled && !p.grad_weights && dropout_threshold(p.dropout) == 0;
+  const cudaError_t error = plain ? backward_plain<T>(call, head, stream) : backward_options<T>(call, head, stream);
+  if (error != cudaSuccess) return error;
+  const int64_t tiles = key_tiles_of(p) + query_tiles_of(p);
+  return start(fused_repair<T>, min_of(tiles, kRepairBlocks), kFmaThreads, sizeof(FmaShared<float>), stream, call);
 }
 
 // Of query, key and value.
 template <class T>
 cudaError_t gradients(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
-  if constexpr (sizeof(T) == 2) {
-    const int head = head_on_tensor_cores(call.p);
-    const bool chunks = call.query_chunks && call.key_chunks && call.value_chunks && call.grad_chunks;
-    const bool plain = chunks && !call.logits.scaled && !call.p.grad_weights && dropout_threshold(call.p.dropout) == 0;
-    if (head) return plain ? backward_plain<T>(call, head, stream) : backward_options<T>(call, head, stream);
-  }
+  if constexpr (sizeof(T) == 2)
+    if (const int head = head_on_tensor_cores(call.p)) return gradients_on_tensor_cores<T>(call, head, stream);
   return gradients_fma<T>(call, stream);
 }
 
@@ -81,7 +89,7 @@ cudaError_t backward(const FusedBackward& p, cudaStream_t stream) {
 }  // namespace
 
 int64_t backward_workspace(const FusedBackward& p) {
-  return head_on_tensor_cores(p) ? GradRowTiles::count(p.batch.count(), p.queries) : 0;
+  return head_on_tensor_cores(p) ? GradRowTiles::count(p) + key_tiles_of(p) + query_tiles_of(p) : 0;
 }
 
 cudaError_t fused_backward(const FusedBackward& p, cudaStream_t stream) {
