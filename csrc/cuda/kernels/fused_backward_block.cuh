@@ -17,24 +17,31 @@ struct GradBlock {
 
   const GradCall<float>& call;
   const FusedBackward& p;
-  unsigned char* const memory;
   const uint32_t shared;
-  int64_t index;            // of the head's tiles and all heads before
-  int64_t head, first_row;  // head: of the queries, or of the keys and values; first_row: that stays
+  uint32_t head;      // of the queries, or of the keys and values
+  int64_t first_row;  // that stays
   Tile tile;
   const T* moving[2];  // Q and dO, or K and V, of the entry
   int64_t there;       // rows of them; those behind count as zeros
   const float* rows;   // of the entry's queries, GradRowTiles
   int buffer = 0;
 
-  __device__ __forceinline__ GradBlock(const GradCall<float>& c, unsigned char* m)
-      : call(c), p(c.p), memory(m), shared(shared_address(m)), tile(c) {
-    const int64_t count = ceil_div(kKeysStay ? p.keys : p.queries, Shape::kRows);
-    head = blockIdx.x / count;
+  __device__ __forceinline__ explicit GradBlock(const GradCall<float>& c)
+      : call(c), p(c.p), shared(shared_address(memory())), tile(c) {
+    head = blockIdx.x / tiles_of_head();
     // With causality the first keys and the last queries have the most to do: they come first.
-    const int64_t turn = blockIdx.x - head * count, row_tile = kKeysStay ? turn : count - 1 - turn;
-    index = head * count + row_tile;
-    first_row = row_tile * Shape::kRows;
+    const uint32_t turn = blockIdx.x - head * tiles_of_head();
+    first_row = int64_t{kKeysStay ? turn : tiles_of_head() - 1 - turn} * Shape::kRows;
+  }
+
+  static __device__ __forceinline__ unsigned char* memory() {
+    extern __shared__ __align__(128) unsigned char tiles[];
+    return tiles;
+  }
+
+  // Fewer than blocks of the grid.
+  __device__ __forceinline__ uint32_t tiles_of_head() const {
+    return static_cast<uint32_t>(ceil_div(kKeysStay ? p.keys : p.queries, Shape::kRows));
   }
 
   __device__ __forceinline__ int stay_offset(int which) const { return which * Shape::kStayBytes; }
@@ -42,10 +49,10 @@ struct GradBlock {
     return 2 * Shape::kStayBytes + buffer * Shape::kBufferBytes + which * Shape::kMovingBytes;
   }
   __device__ __forceinline__ const float* moving_rows() const {
-    return reinterpret_cast<const float*>(memory + moving_offset(2));
+    return reinterpret_cast<const float*>(memory() + moving_offset(2));
   }
   __device__ __forceinline__ PairBits& bits() const {
-    return *reinterpret_cast<PairBits*>(memory + 2 * Shape::kStayBytes + 2 * Shape::kBufferBytes);
+    return *reinterpret_cast<PairBits*>(memory() + 2 * Shape::kStayBytes + 2 * Shape::kBufferBytes);
   }
 
   template <int kCount>
@@ -133,12 +140,12 @@ struct GradBlock {
   // A tile of which pairs may be hidden, or that asks for the rules.
   __device__ __forceinline__ void visit_masked(int64_t index, const Rules& rules, uint32_t first, uint32_t second,
                                                const float* query_rows) {
-    const int64_t first_query = kKeysStay ? index * kMoving : first_row;
-    const int64_t first_key = kKeysStay ? first_row : index * kMoving;
+    const int64_t stay = kOptions ? worked_out_here(first_row) : first_row;
+    const int64_t first_query = kKeysStay ? index * kMoving : stay, first_key = kKeysStay ? stay : index * kMoving;
     const PairShare<Shape::kQueries, Shape::kKeys> share;
-    const bool any = share.see(bits(), rules.visibility, p.queries, first_query, first_key);
     if constexpr (kOptions)
-      if (rules.dropout.active()) share.keep(bits(), rules.dropout, first_query, first_key);
+      if (call.drops) share.keep(bits(), HeadDropout(p, rules.entry), first_query, first_key);
+    const bool any = share.see(bits(), rules.visibility, p.queries, first_query, first_key);
     if (!__syncthreads_or(any) && !call.logits.hidden_have_weight) return;
     typename Tile::Pairs s, grads;
     tile.template multiply<0>(s, first);
@@ -192,12 +199,17 @@ struct GradBlock {
     for (int64_t i = 0; i < group; ++i) visit(head * group + i);
   }
 
+  __device__ __forceinline__ void mark(bool spoilt) const {
+    const int64_t tile = int64_t{head} * tiles_of_head() + first_row / Shape::kRows;
+    if (threadIdx.x == 0) call.spoilt[(kKeysStay ? 0 : key_tiles_of(p)) + tile] = spoilt;
+  }
+
   __device__ __forceinline__ void run() {
     const int64_t entry = kKeysStay ? head * p.group : head;
     load_stay(entry, visibility_of(p.visibility, p.batch, entry, p.keys));
     visit_all();
     const bool spoilt = __syncthreads_or(!tile.sums_are_finite());
-    if (threadIdx.x == 0) call.spoilt[(kKeysStay ? 0 : key_tiles_of(p)) + index] = spoilt;
+    mark(spoilt);
     if constexpr (kKeysStay) {
       write(tile.score_sums[0], p.grad_key, entry, p.keys, p.head_dim, call.logits.scale);
       write(tile.value_sums[0], p.grad_value, entry, p.keys, p.value_dim, call.keep_scale);
@@ -235,8 +247,7 @@ struct GradBlock {
 template <class T, int kHead, bool kKeysStay, GradWay kWay>
 __global__ void __launch_bounds__(kThreads)
     fused_backward_on_tensor_cores(const __grid_constant__ GradCall<float> call) {
-  extern __shared__ __align__(128) unsigned char memory[];
-  GradBlock<GradShape<T, kHead, kKeysStay, kWay>> block(call, memory);
+  GradBlock<GradShape<T, kHead, kKeysStay, kWay>> block(call);
   block.run();
 }
 

@@ -27,12 +27,19 @@ struct GradRow {
 // Keeps the compiler from reading what comes later before this point: it would take registers that are not there.
 MHA_DEVICE void keep_order() { asm volatile("" ::: "memory"); }
 
+// Keeps the compiler from working out ahead, and keeping, all that follows from x.
+MHA_DEVICE int64_t worked_out_here(int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 // Passed by value.
 template <class Acc>
 struct GradCall {
   FusedBackward p;
   Logits<Acc> logits;
   Acc keep_scale;  // of what dropout keeps
+  bool drops;      // there is dropout
   // For the kernels on tensor cores: what is known of the queries, tile by tile, see GradRowTiles; and of each tile of
   // keys and then of each tile of queries, whether its sums are not finite.
   float* rows;

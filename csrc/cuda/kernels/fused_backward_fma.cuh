@@ -96,7 +96,7 @@ __device__ void key_value_tile(const GradCall<accumulate_t<T>>& call, FmaShared<
       const auto grads = TileRows<T>::of(p.batch, entry, p.grad_output, query, p.queries, p.value_dim);
       pairs.multiply(shared, queries, TileRows<T>::of(p.batch, entry, p.key, first_key, p.keys, p.head_dim), grads,
                      TileRows<T>::of(p.batch, entry, p.value, first_key, p.keys, p.value_dim));
-      pairs.each(rules, shared.queries, query, [&](int r, int c, const GradTerms<Acc>& terms) {
+      pairs.each(rules, call.drops, shared.queries, query, [&](int r, int c, const GradTerms<Acc>& terms) {
         shared.weights[kFmaOwn * own.x + c][kFmaOwn * own.y + r] = terms.kept;
         pairs.scores[r][c] = terms.score_grad;
       });
@@ -141,7 +141,7 @@ __device__ void query_tile(const GradCall<accumulate_t<T>>& call, FmaShared<accu
     pairs.multiply(shared, TileRows<T>::of(p.batch, entry, p.query, first_query, p.queries, p.head_dim), keys,
                    TileRows<T>::of(p.batch, entry, p.grad_output, first_query, p.queries, p.value_dim),
                    TileRows<T>::of(p.batch, entry, p.value, key, p.keys, p.value_dim));
-    pairs.each(rules, shared.queries, first_query, [&](int r, int c, const GradTerms<Acc>& terms) {
+    pairs.each(rules, call.drops, shared.queries, first_query, [&](int r, int c, const GradTerms<Acc>& terms) {
       shared.weights[kFmaOwn * own.x + c][kFmaOwn * own.y + r] = terms.score_grad;
     });
     add_weighted_rows(sums, shared, keys, column);

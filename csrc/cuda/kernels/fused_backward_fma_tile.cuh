@@ -115,13 +115,14 @@ struct FmaPairs {
 
   // visit(r, c, terms) for the pairs that there are; `rows`: of the tile's queries.
   template <class Visit>
-  __device__ void each(const GradRules<T>& rules, const GradRow<Acc>* rows, int64_t first_query, const Visit& visit) {
+  __device__ void each(const GradRules<T>& rules, bool drops, const GradRow<Acc>* rows, int64_t first_query,
+                       const Visit& visit) {
 #pragma unroll
     for (int a = 0; a < kFmaOwn; ++a) {
       const int64_t i = query + a;
       const GradRow<Acc> row = rows[i - first_query];
       const uint32_t kept =
-          rules.dropout.active() ? rules.dropout.kept(i, key / kKeysPerBlock) >> (key % kKeysPerBlock) : 0xFF;
+          drops ? HeadDropout(rules.p, rules.entry).kept(i, key / kKeysPerBlock) >> (key % kKeysPerBlock) : 0xFF;
 #pragma unroll
       for (int b = 0; b < kFmaOwn; ++b) {
         const int r = kKeysStay ? b : a, c = kKeysStay ? a : b;

@@ -32,19 +32,19 @@ struct GradRules {
   static constexpr Acc kInfinity = static_cast<Acc>(__builtin_inf());
 
   const FusedBackward& p;
+  const int64_t entry;
   const Logits<Acc>& logits;
   const Acc keep_scale;
   const BatchVisibility visibility;
-  const HeadDropout dropout;
   const T *bias, *grad_weights;  // null: none
   const Acc *row_max, *row_sum, *delta;
 
-  __device__ GradRules(const GradCall<Acc>& call, int64_t entry)
+  __device__ GradRules(const GradCall<Acc>& call, int64_t of)
       : p(call.p),
+        entry(of),
         logits(call.logits),
         keep_scale(call.keep_scale),
         visibility(visibility_of(p.visibility, p.batch, entry, p.keys)),
-        dropout(p, entry),
         bias(p.bias ? matrix<const T>(p.batch, entry, p.bias) : nullptr),
         grad_weights(p.grad_weights ? matrix<const T>(p.batch, entry, p.grad_weights) : nullptr),
         row_max(matrix<const Acc>(p.batch, entry, p.row_max)),

@@ -154,7 +154,7 @@ struct GradTile {
         GradTerms<float> terms{0, 0, 0};
         if (query < rules.p.queries && key < rules.p.keys)
           terms = rules.terms(query_row(rows, n, e), query, key, s[0][n][e], dp[0][n][e], bit(bits.seen, n, e),
-                              !rules.dropout.active() || bit(bits.kept, n, e));
+                              !call.drops || bit(bits.kept, n, e));
         s[0][n][e] = terms.kept;
         dp[0][n][e] = terms.score_grad;
         keep_order();

@@ -30,18 +30,18 @@ using FmaBiasSums = Acc[kFmaOwn][kFmaOwn];
 
 // sums += dx of one tile of one entry.
 template <class T, class Acc>
-__device__ void add_bias_tile(FmaBiasSums<Acc>& sums, FmaShared<Acc>& shared, const GradRules<T>& rules, int64_t entry,
+__device__ void add_bias_tile(FmaBiasSums<Acc>& sums, FmaShared<Acc>& shared, const GradRules<T>& rules, bool drops,
                               int64_t query, int64_t key, bool masked) {
   const FusedBackward& p = rules.p;
   FmaPairs<T, false> pairs(rules, query, key, masked);
   // Hidden keys have no gradient here, whatever their weight.
   if (!__syncthreads_or(pairs.seen != 0)) return;
   load_rows(rules, query, shared.queries);
-  pairs.multiply(shared, TileRows<T>::of(p.batch, entry, p.query, query, p.queries, p.head_dim),
-                 TileRows<T>::of(p.batch, entry, p.key, key, p.keys, p.head_dim),
-                 TileRows<T>::of(p.batch, entry, p.grad_output, query, p.queries, p.value_dim),
-                 TileRows<T>::of(p.batch, entry, p.value, key, p.keys, p.value_dim));
-  pairs.each(rules, shared.queries, query,
+  pairs.multiply(shared, TileRows<T>::of(p.batch, rules.entry, p.query, query, p.queries, p.head_dim),
+                 TileRows<T>::of(p.batch, rules.entry, p.key, key, p.keys, p.head_dim),
+                 TileRows<T>::of(p.batch, rules.entry, p.grad_output, query, p.queries, p.value_dim),
+                 TileRows<T>::of(p.batch, rules.entry, p.value, key, p.keys, p.value_dim));
+  pairs.each(rules, drops, shared.queries, query,
              [&](int r, int c, const GradTerms<Acc>& terms) { sums[r][c] += terms.logit_grad; });
 }
 
@@ -55,7 +55,7 @@ __device__ void write_bias(const FmaBiasSums<Acc>& sums, FmaShared<Acc>& shared,
 #pragma unroll
     for (int c = 0; c < kFmaOwn; ++c) shared.weights[kFmaOwn * own.y + r][kFmaOwn * own.x + c] = sums[r][c];
   __syncthreads();
-  T* to = matrix<T>(p.batch, entry, p.grad_bias);
+  T* to = matrix<T>(p.batch, rules.entry, p.grad_bias);
   const int rows = grid.one_row ? 1 : kGradTile, cols = grid.one_column ? 1 : kGradTile;
   for (int i = static_cast<int>(threadIdx.x); i < rows * cols; i += kFmaThreads) {
     const int row = i / cols, col = i % cols;
@@ -88,7 +88,8 @@ __global__ void __launch_bounds__(kFmaThreads)
       const TileWalk walk = key_tiles(rules.visibility, p.keys, kGradTile, i, min_of(i + kGradTile, p.queries), false);
       const int64_t first = max_of(walk.first, key / kGradTile), end = min_of(walk.end, ceil_div(end_key, kGradTile));
       for (int64_t tile = first; tile < end; ++tile)
-        add_bias_tile(sums, shared, rules, entry, i, tile * kGradTile, tile < walk.open_begin || tile >= walk.open_end);
+        add_bias_tile(sums, shared, rules, call.drops, i, tile * kGradTile,
+                      tile < walk.open_begin || tile >= walk.open_end);
     }
   }
   write_bias<T>(sums, shared, p, grid, grid.heads.entry(matrix, 0), query, key);

@@ -19,7 +19,8 @@ int head_on_tensor_cores(const FusedBackward& p) {
 
 template <class T>
 GradCall<accumulate_t<T>> call_of(const FusedBackward& p) {
-  GradCall<accumulate_t<T>> call{p, Logits<accumulate_t<T>>::of(p), scale_of_kept<accumulate_t<T>>(p)};
+  GradCall<accumulate_t<T>> call{p, Logits<accumulate_t<T>>::of(p), scale_of_kept<accumulate_t<T>>(p),
+                                 dropout_threshold(p.dropout) > 0};
   if (head_on_tensor_cores(p) == 0) return call;
   call.rows = static_cast<float*>(p.workspace);
   call.spoilt = static_cast<uint32_t*>(p.workspace) + GradRowTiles::count(p);
@@ -55,7 +56,7 @@ cudaError_t gradients_on_tensor_cores(const GradCall<float>& call, int head, cud
   const FusedBackward& p = call.p;
   if (!p.grad_query && !p.grad_key && !p.grad_value) return cudaSuccess;
   const bool chunks = call.query_chunks && call.key_chunks && call.value_chunks && call.grad_chunks;
-  const bool plain = chunks && !call.logits.scaled && !p.grad_weights && dropout_threshold(p.dropout) == 0;
+  const bool plain = chunks && !call.logits.scaled && !p.grad_weights && !call.drops;
   const cudaError_t error = plain ? backward_plain<T>(call, head, stream) : backward_options<T>(call, head, stream);
   if (error != cudaSuccess) return error;
   const int64_t tiles = key_tiles_of(p) + query_tiles_of(p);
