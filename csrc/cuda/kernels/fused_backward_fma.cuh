@@ -30,9 +30,11 @@ __device__ void add_weighted_rows(FmaSums<Acc>& sums, FmaShared<Acc>& shared, co
     if (first >= b.cols) break;
     for (int begin = 0; begin < kGradTile; begin += kRows) {
       __syncthreads();
+#pragma unroll 2
       for (int i = static_cast<int>(threadIdx.x); i < kRows * kGradTile; i += kFmaThreads)
         shared.staged[i / kGradTile][i % kGradTile] = b.at(begin + i / kGradTile, first + i % kGradTile);
       __syncthreads();
+#pragma unroll 4
       for (int k = 0; k < kRows; ++k) {
         const Four<Acc> w = four(&shared.weights[begin + k][kFmaOwn * own.y]),
                         x = four(&shared.staged[k][kFmaOwn * own.x]);
@@ -79,14 +81,16 @@ __device__ void key_value_tile(const GradCall<accumulate_t<T>>& call, FmaShared<
                                int64_t part) {
   using Acc = accumulate_t<T>;
   const FusedBackward& p = call.p;
-  const int64_t tiles = ceil_div(p.keys, kGradTile), head = tile / tiles, first_key = (tile - head * tiles) * kGradTile;
-  const int64_t column = part * kFmaColumns<Acc>, end_key = min_of(first_key + kGradTile, p.keys);
+  const int64_t tiles = ceil_div(p.keys, kGradTile), first_key = tile % tiles * kGradTile;
+  const int64_t first_entry = tile / tiles * p.group;
+  const int column = static_cast<int>(part) * kFmaColumns<Acc>;
   const FmaThread own = FmaThread::own();
   FmaSums<Acc> key_sums = {}, value_sums = {};
-  for (int64_t entry = head * p.group; entry < (head + 1) * p.group; ++entry) {
+  for (int64_t i = 0; i < p.group; ++i) {
+    const int64_t entry = first_entry + i;
     const GradRules<T> rules(call, entry);
-    const TileWalk walk =
-        query_tiles(rules.visibility, p.queries, kGradTile, first_key, end_key, call.logits.hidden_have_weight);
+    const TileWalk walk = query_tiles(rules.visibility, p.queries, kGradTile, first_key,
+                                      min_of(first_key + kGradTile, p.keys), call.logits.hidden_have_weight);
     for (uint32_t step = 0; step < walk.count(); ++step) {
       const int64_t query = walk.tile(step) * kGradTile;
       FmaPairs<T, true> pairs(rules, query, first_key, step < walk.masked());
@@ -110,11 +114,11 @@ __device__ void key_value_tile(const GradCall<accumulate_t<T>>& call, FmaShared<
       add_weighted_rows(key_sums, shared, queries, column);
     }
   }
-  const int64_t entry = head * p.group;
   if (p.grad_key)
-    write_rows<T>(key_sums, p.batch, entry, p.grad_key, first_key, p.keys, column, p.head_dim, call.logits.scale);
+    write_rows<T>(key_sums, p.batch, first_entry, p.grad_key, first_key, p.keys, column, p.head_dim, call.logits.scale);
   if (p.grad_value)
-    write_rows<T>(value_sums, p.batch, entry, p.grad_value, first_key, p.keys, column, p.value_dim, call.keep_scale);
+    write_rows<T>(value_sums, p.batch, first_entry, p.grad_value, first_key, p.keys, column, p.value_dim,
+                  call.keep_scale);
 }
 
 // dQ of one tile, which counts through all query heads, and one part of its columns.

@@ -60,12 +60,14 @@ __device__ void add_row_products(Acc (&sums)[kFmaOwn][kFmaOwn], FmaShared<Acc>& 
   const FmaThread own = FmaThread::own();
   for (int64_t begin = 0; begin < a.cols; begin += kDepth) {
     __syncthreads();
+#pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x); i < kDepth * kGradTile; i += kFmaThreads) {
       const int d = i % kDepth, row = i / kDepth;
       shared.staged[d][row] = a.at(row, begin + d);
       shared.staged[kDepth + d][row] = b.at(row, begin + d);
     }
     __syncthreads();
+#pragma unroll 4
     for (int d = 0; d < kDepth; ++d) {
       const Four<Acc> x = four(&shared.staged[d][kFmaOwn * own.y]),
                       y = four(&shared.staged[kDepth + d][kFmaOwn * own.x]);
@@ -130,6 +132,7 @@ struct FmaPairs {
         visit(r, c,
               there ? rules.terms(row, i, key + b, scores[r][c], grads[r][c], seen >> (4 * a + b) & 1, kept >> b & 1)
                     : GradTerms<Acc>{0, 0, 0});
+        keep_order();
       }
     }
   }

@@ -37,7 +37,6 @@ struct GradRules {
   const Acc keep_scale;
   const BatchVisibility visibility;
   const T *bias, *grad_weights;  // null: none
-  const Acc *row_max, *row_sum, *delta;
 
   __device__ GradRules(const GradCall<Acc>& call, int64_t of)
       : p(call.p),
@@ -46,15 +45,13 @@ struct GradRules {
         keep_scale(call.keep_scale),
         visibility(visibility_of(p.visibility, p.batch, entry, p.keys)),
         bias(p.bias ? matrix<const T>(p.batch, entry, p.bias) : nullptr),
-        grad_weights(p.grad_weights ? matrix<const T>(p.batch, entry, p.grad_weights) : nullptr),
-        row_max(matrix<const Acc>(p.batch, entry, p.row_max)),
-        row_sum(matrix<const Acc>(p.batch, entry, p.row_sum)),
-        delta(matrix<const Acc>(p.batch, entry, p.delta)) {}
+        grad_weights(p.grad_weights ? matrix<const T>(p.batch, entry, p.grad_weights) : nullptr) {}
 
   __device__ GradRow<Acc> row(int64_t query) const {
     if (query >= p.queries) return GradRow<Acc>::none();
-    return GradRow<Acc>::of(row_max[query * p.row_max.row_stride], row_sum[query * p.row_sum.row_stride],
-                            delta[query * p.delta.row_stride]);
+    return GradRow<Acc>::of(matrix<const Acc>(p.batch, entry, p.row_max)[query * p.row_max.row_stride],
+                            matrix<const Acc>(p.batch, entry, p.row_sum)[query * p.row_sum.row_stride],
+                            matrix<const Acc>(p.batch, entry, p.delta)[query * p.delta.row_stride]);
   }
 
   // Mask and ranges.

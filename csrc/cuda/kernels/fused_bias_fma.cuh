@@ -55,7 +55,7 @@ __device__ void write_bias(const FmaBiasSums<Acc>& sums, FmaShared<Acc>& shared,
 #pragma unroll
     for (int c = 0; c < kFmaOwn; ++c) shared.weights[kFmaOwn * own.y + r][kFmaOwn * own.x + c] = sums[r][c];
   __syncthreads();
-  T* to = matrix<T>(p.batch, rules.entry, p.grad_bias);
+  T* to = matrix<T>(p.batch, entry, p.grad_bias);
   const int rows = grid.one_row ? 1 : kGradTile, cols = grid.one_column ? 1 : kGradTile;
   for (int i = static_cast<int>(threadIdx.x); i < rows * cols; i += kFmaThreads) {
     const int row = i / cols, col = i % cols;
