@@ -1,0 +1,29 @@
+// Inside the fused backward's launchers: one kernel with the grid and the shared memory that it needs.
+#pragma once
+#include "../kernels/fused_backward_call.cuh"
+
+namespace mha::cuda {
+
+// Starts `kernel` with `blocks` blocks in x.
+template <class Kernel, class... Arguments>
+cudaError_t start(Kernel* kernel, int64_t blocks, int threads, size_t shared, cudaStream_t stream,
+                  const Arguments&... arguments) {
+  constexpr size_t kSharedWithoutAsking = 48 * 1024;  // above, a kernel has to say that it wants more
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (shared > kSharedWithoutAsking) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    if (error != cudaSuccess) return error;
+  }
+  kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(arguments...);
+  return cudaGetLastError();
+}
+
+// The kernels on tensor cores, in files of their own so that they compile side by side. `head`: 32, 64, 96 or 128.
+template <class T>
+cudaError_t backward_plain(const GradCall<float>& call, int head, cudaStream_t stream);
+template <class T>
+cudaError_t backward_options(const GradCall<float>& call, int head, cudaStream_t stream);
+
+}  // namespace mha::cuda

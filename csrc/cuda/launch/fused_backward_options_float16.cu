@@ -1,0 +1,11 @@
+// The fused backward on tensor cores, float16: everything.
+#include "fused_backward_tensor_cores.cuh"
+
+namespace mha::cuda {
+
+template <>
+cudaError_t backward_options<float16>(const GradCall<float>& call, int head, cudaStream_t stream) {
+  return launch_gradients<float16, GradWay::options>(call, head, stream);
+}
+
+}  // namespace mha::cuda

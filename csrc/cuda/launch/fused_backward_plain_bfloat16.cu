@@ -1,0 +1,11 @@
+// The fused backward on tensor cores, bfloat16: visibility, and nothing else.
+#include "fused_backward_tensor_cores.cuh"
+
+namespace mha::cuda {
+
+template <>
+cudaError_t backward_plain<bfloat16>(const GradCall<float>& call, int head, cudaStream_t stream) {
+  return launch_gradients<bfloat16, GradWay::plain>(call, head, stream);
+}
+
+}  // namespace mha::cuda
