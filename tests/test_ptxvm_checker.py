@@ -112,15 +112,12 @@ def test_launches_that_the_driver_refuses(fault_kernels, name, expected):
 def test_checked_raises_with_the_findings(fault_kernels):
     data, out = np.zeros(64, dtype=np.float32), np.zeros(64, dtype=np.float32)
     line = re.escape(marked_line("load_past_end"))
-    with (
-        pytest.raises(FoundFaults, match=line),
-        fault_kernels.checked(data=data, out=out),
-    ):
+    with pytest.raises(FoundFaults, match=line), fault_kernels.checked(data=data, out=out):
         fault_kernels.library.run_load_past_end(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), 64)
 
 
 def test_statistics_count_bank_conflicts_and_sectors():
-    """Rows of 128 bytes: a column of words has every lane in one bank. A stride of 128 bytes takes a sector per lane."""
+    """A stride of 128 bytes: in shared memory all lanes meet in one bank, in global memory each takes a sector."""
     body = """ld.param.u64 %d1, [in]; mad.wide.u32 %d1, %r0, 128, %d1; ld.global.u32 %r1, [%d1]; mov.u32 %r2, buffer;
     mad.lo.u32 %r3, %r0, 128, %r2; st.shared.u32 [%r3], %r1; ld.shared.u32 %r4, [%r3]; st.global.u32 [%out], %r4;"""
     ptx = Ptx(body_kernel(body, shared=4096))

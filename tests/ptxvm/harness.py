@@ -25,9 +25,13 @@ class FoundFaults(AssertionError):
 
 
 def nvcc_command(architecture=80, include=(), defines=()):
-    """Command that compiles to PTX alone: no ptxas, and uncompressed so that the stand-in runtime can read it."""
+    """Command that compiles to PTX alone: no ptxas, and uncompressed so that the stand-in runtime can read it.
+
+    `architecture` is one number or several: with (80, 90), the device that Interpreter is told of decides what runs.
+    """
     command = [cuda_home() / "bin" / "nvcc", "-std=c++17", "-O3", "--no-compress", "-lineinfo", "-Xcompiler", "-fPIC"]
-    command += ["-gencode", f"arch=compute_{architecture},code=compute_{architecture}"]
+    for number in [architecture] if isinstance(architecture, int) else architecture:
+        command += ["-gencode", f"arch=compute_{number},code=compute_{number}"]
     command += [f"-I{path}" for path in include] + [f"-D{define}" for define in defines]
     return [str(part) for part in command]
 

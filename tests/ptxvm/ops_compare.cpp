@@ -74,7 +74,7 @@ void set_predicate(Warp& warp, const Instruction& instruction, uint32_t lanes) {
   const uint32_t c = warp.predicate(instruction.operand[4]);
   const BoolOp op = BoolOp(instruction.mode);
   uint32_t result = 0;
-  for_lanes(lanes, [&](int lane) { result |= uint32_t(Op()(a[lane], b[lane])) << lane; });
+  for (int lane = 0; lane < kLanes; ++lane) result |= uint32_t(Op()(a[lane], b[lane])) << lane;
   uint32_t &p = warp.predicate(instruction.operand[0]), &q = warp.predicate(instruction.operand[1]);
   q = (q & ~lanes) | (combined(~result, c, op) & lanes);
   p = (p & ~lanes) | (combined(result, c, op) & lanes);

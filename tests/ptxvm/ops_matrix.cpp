@@ -79,32 +79,42 @@ template <int p, int b_registers, class Convert>
 void multiply(Warp& warp, const Instruction& instruction, uint32_t lanes, Convert convert) {
   need_all_lanes(instruction, lanes);
   constexpr int depth = 4 * p * b_registers;
-  float a[16][16], b[16][8], c[16][8];
+  float a[16][depth], b[depth][8], c[16][8];
+  const auto for_places = [](auto&& place) {
+    for (int g = 0; g < 8; ++g) {
+      for (int t = 0; t < 4; ++t) place(g, t, 4 * g + t);
+    }
+  };
   for (int r = 0; r < 2 * b_registers; ++r) {
     const uint32_t* const from = warp.lanes<uint32_t>(instruction.operand[size_t(4 + r)]);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      for (int i = 0; i < p; ++i)
-        a[lane / 4 + 8 * (r % 2)][p * (lane % 4) + 4 * p * (r / 2) + i] = convert(from[lane], i);
-    }
+    float (*const rows)[depth] = a + 8 * (r % 2);
+    for_places([&](int g, int t, int lane) {
+      for (int i = 0; i < p; ++i) rows[g][p * t + 4 * p * (r / 2) + i] = convert(from[lane], i);
+    });
   }
   for (int r = 0; r < b_registers; ++r) {
     const uint32_t* const from = warp.lanes<uint32_t>(instruction.operand[size_t(8 + r)]);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      for (int i = 0; i < p; ++i) b[p * (lane % 4) + 4 * p * r + i][lane / 4] = convert(from[lane], i);
-    }
+    float (*const rows)[8] = b + 4 * p * r;
+    for_places([&](int g, int t, int lane) {
+      for (int i = 0; i < p; ++i) rows[p * t + i][g] = convert(from[lane], i);
+    });
   }
   for (int r = 0; r < 4; ++r) {
     const float* const from = warp.lanes<float>(instruction.operand[size_t(10 + r)]);
-    for (int lane = 0; lane < kLanes; ++lane) c[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2] = from[lane];
+    for_places([&](int g, int t, int lane) { c[g + 8 * (r / 2)][2 * t + r % 2] = from[lane]; });
   }
   for (int m = 0; m < 16; ++m) {
+    float sum[8];  // stays in a vector register
+    std::memcpy(sum, c[m], sizeof sum);
+#pragma GCC unroll 16
     for (int k = 0; k < depth; ++k) {
-      for (int n = 0; n < 8; ++n) c[m][n] += a[m][k] * b[k][n];
+      for (int n = 0; n < 8; ++n) sum[n] += a[m][k] * b[k][n];
     }
+    std::memcpy(c[m], sum, sizeof sum);
   }
   for (int r = 0; r < 4; ++r) {
     float* const to = warp.lanes<float>(instruction.operand[size_t(r)]);
-    for (int lane = 0; lane < kLanes; ++lane) to[lane] = c[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2];
+    for_places([&](int g, int t, int lane) { to[lane] = c[g + 8 * (r / 2)][2 * t + r % 2]; });
   }
 }
 

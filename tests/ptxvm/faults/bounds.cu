@@ -52,7 +52,9 @@ extern "C" int run_enough_shared(float* out, const float* in, int n) {
 }
 
 // More threads than the kernel allows, and more blocks in y than any GPU does.
-__global__ void __launch_bounds__(64) bounded(float* out, const float* in, int n) { out[threadIdx.x] = in[threadIdx.x]; }
+__global__ void __launch_bounds__(64) bounded(float* out, const float* in, int n) {
+  out[threadIdx.x] = in[threadIdx.x];
+}
 LAUNCHER(bounded, 96, 0)
 extern "C" int run_tall_grid(float* out, const float* in, int n) {
   bounded<<<dim3(1, 65536), 64>>>(out, in, n);

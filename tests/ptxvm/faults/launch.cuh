@@ -2,8 +2,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#define LAUNCHER(kernel, threads, shared_bytes)                       \
-  extern "C" int run_##kernel(float* out, const float* in, int n) {   \
-    kernel<<<1, threads, shared_bytes>>>(out, in, n);                 \
-    return int(cudaGetLastError());                                   \
+#define LAUNCHER(kernel, threads, shared_bytes)                     \
+  extern "C" int run_##kernel(float* out, const float* in, int n) { \
+    kernel<<<1, threads, shared_bytes>>>(out, in, n);               \
+    return int(cudaGetLastError());                                 \
   }

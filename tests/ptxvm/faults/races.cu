@@ -42,7 +42,9 @@ __global__ void neighbouring_bytes(float* out, const float* in, int n) {  // cle
 }
 LAUNCHER(neighbouring_bytes, 64, 0)
 
-__device__ void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 __device__ void arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // Warp 0 hands values to warp 1; warps 2 and 3 take no part.
