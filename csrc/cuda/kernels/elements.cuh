@@ -6,6 +6,7 @@
 
 #include "../../core/half.h"
 #include "../../core/problem.h"
+#include "../primitives.cuh"
 
 namespace mha::cuda {
 
@@ -84,7 +85,15 @@ __device__ __forceinline__ bool is_finite(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
 
 // e^x for x <= 0 or NaN. What would be subnormal is 0, as on the CPU: a weight that is 0 hides its value.
-__device__ __forceinline__ float exp_nonpositive(float x) { return x < -87.0f ? 0.0f : expf(x); }
+// In float as 2^t (1 + r ln 2), where t + r is x log2(e) in twice the precision: fewer instructions than expf, and the
+// same error of some 2 units in the last place.
+__device__ __forceinline__ float exp_nonpositive(float x) {
+  constexpr float kLog2e = 0x1.715476p+0f, kLog2eRest = 0x1.4ae0cp-26f, kLn2 = 0x1.62e43p-1f;
+  const float t = x * kLog2e;
+  const float r = fmaf(x, kLog2eRest, fmaf(x, kLog2e, -t));
+  const float power = exp2_approximate(t);
+  return x < -87.0f ? 0.0f : fmaf(power, r * kLn2, power);
+}
 __device__ __forceinline__ double exp_nonpositive(double x) { return x < -708.0 ? 0.0 : exp(x); }
 
 __device__ __forceinline__ float tanh_of(float y) { return tanhf(y); }

@@ -8,23 +8,24 @@
 namespace mha::cuda {
 
 constexpr int kWarp = 32;
-// 8 warps a block, and 3 blocks on a multiprocessor: 80 registers a thread. More would spill registers.
-constexpr int kRowThreads = 256, kRowBlocks = 3;
+// 4 warps a block, and 5 blocks on a multiprocessor: 96 registers a thread, with fewer they spill.
+constexpr int kRowThreads = 128, kRowBlocks = 5;
 
-// Keys that a thread takes at once. 4: eight of a 16-bit type would fill a memory instruction, but spill registers.
+// Keys that a thread takes at once, 16 bytes of them.
 template <class T>
-constexpr int kRowRun = sizeof(T) == 8 ? 2 : 4;
+constexpr int kRowRun = 16 / sizeof(T);
 
 // How the rows of all entries are shared out. Follows from the shape alone.
 struct RowCut {
   int team;  // threads per row: a warp, or the whole block
   int64_t rows_of_entry, rows, blocks;
 
-  static RowCut of(const BatchShape& batch, int64_t rows, int64_t cols) {
-    // Up to here a warp takes a row in a few steps; of rows with more keys there may be few.
-    constexpr int64_t kWarpRow = 1024;
+  static RowCut of(DType dtype, const BatchShape& batch, int64_t rows, int64_t cols) {
+    // Up to here a warp takes a row: as long as four rows in the accumulation type fit shared memory, 32 KB. A longer
+    // row is worth the work of finding it that each warp does.
+    const int64_t warp_row = dtype == DType::f64 ? 1024 : 2048;
     RowCut cut;
-    cut.team = cols <= kWarpRow ? kWarp : kRowThreads;
+    cut.team = cols <= warp_row ? kWarp : kRowThreads;
     cut.rows_of_entry = rows;
     cut.rows = batch.count() * rows;
     cut.blocks = ceil_div(cut.rows, kRowThreads / cut.team);
@@ -37,7 +38,8 @@ struct RowCut {
     const int teams = kRowThreads / team;
     for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
       const int64_t index = block * teams + threadIdx.x / team;
-      if (index < rows) row(index / rows_of_entry, index % rows_of_entry);
+      const int64_t entry = index / rows_of_entry;
+      if (index < rows) row(entry, index - entry * rows_of_entry);
     }
   }
 };
@@ -81,8 +83,9 @@ struct Keys {
   uint32_t present;  // bit i: key number i is not past the end of the row
 
   __device__ __forceinline__ Keys(int64_t first_key, int log2_key_step, int64_t end)
-      : first(first_key), log2_step(log2_key_step), present(below(end)) {}
+      : first(first_key), log2_step(log2_key_step), present(are_below(end) ? kAll : below(end)) {}
 
+  __device__ __forceinline__ bool are_below(int64_t limit) const { return first + ((N - 1) << log2_step) < limit; }
   // Bit i: key number i is below `limit`.
   __device__ __forceinline__ uint32_t below(int64_t limit) const {
     const int distance = static_cast<int>(max_of(0, min_of(limit - first, int64_t{N} << log2_step)));
@@ -92,15 +95,22 @@ struct Keys {
 };
 
 // Shares the keys [0, cols) of a row out over its team, a run's number to each thread in turn, and calls
-// step(keys, slot). Neighbouring keys for a thread (`as_runs`), or for neighbouring threads. Either way slot,
-// slot + size, ... are numbers that belong to these keys alone.
+// step(keys, begin), where the team is at the keys from `begin` on (modulo 2^32). Neighbouring keys for a thread
+// (`as_runs`), or for neighbouring threads.
 template <class T, class Step>
 __device__ __forceinline__ void for_keys(const Team& team, int64_t cols, bool as_runs, Step&& step) {
   constexpr int N = kRowRun<T>;
-  const int all = N * team.size, ahead = as_runs ? N * team.rank : team.rank;
-  const int log2_step = as_runs ? 0 : __ffs(team.size) - 1;
+  const int ahead = as_runs ? N * team.rank : team.rank, log2_step = as_runs ? 0 : __ffs(team.size) - 1;
 #pragma unroll 1
-  for (int64_t begin = 0; begin < cols; begin += all) step(Keys<N>(begin + ahead, log2_step, cols), begin + team.rank);
+  for (int64_t first = ahead; first < cols; first += N * team.size)
+    step(Keys<N>(first, log2_step, cols), static_cast<int>(first) - ahead);
+}
+
+// Row i of a matrix; null where there is none.
+template <class T, class Pointer>
+__device__ __forceinline__ T* row_of(const BatchShape& batch, int64_t entry, const Strided<Pointer>& stack, int64_t i) {
+  if (!stack) return nullptr;
+  return static_cast<T*>(stack.data) + element_offset(batch, entry, stack.batch_stride) + i * stack.row_stride;
 }
 
 // p[j * stride] for the keys j of one row, widened. Stride 0 is a value broadcast along the row; null p: an absent row.
@@ -111,7 +121,7 @@ struct RowReader {
   int64_t stride;
 
   __device__ __forceinline__ RowReader(const BatchShape& batch, int64_t entry, const Input& stack, int64_t i)
-      : p(stack ? matrix<const T>(batch, entry, stack) + i * stack.row_stride : nullptr), stride(stack.col_stride) {}
+      : p(row_of<const T>(batch, entry, stack, i)), stride(stack.col_stride) {}
 
   __device__ __forceinline__ explicit operator bool() const { return p != nullptr; }
   __device__ __forceinline__ bool has_runs() const { return stride == 1 && starts_run<kRowRun<T>>(p); }
@@ -138,7 +148,7 @@ struct RowWriter {
   int64_t stride;
 
   __device__ __forceinline__ RowWriter(const BatchShape& batch, int64_t entry, const Output& stack, int64_t i)
-      : p(stack ? matrix<T>(batch, entry, stack) + i * stack.row_stride : nullptr), stride(stack.col_stride) {}
+      : p(row_of<T>(batch, entry, stack, i)), stride(stack.col_stride) {}
 
   __device__ __forceinline__ explicit operator bool() const { return p != nullptr; }
   __device__ __forceinline__ bool has_runs() const { return stride == 1 && starts_run<kRowRun<T>>(p); }
@@ -170,7 +180,8 @@ struct RowVisibility {
   // Bit i: key number i is there, and visible.
   template <int N>
   __device__ __forceinline__ uint32_t bits(const Keys<N>& keys) const {
-    uint32_t visible = keys.below(range.end) & ~keys.below(range.begin);
+    const bool all = keys.first >= range.begin && keys.are_below(range.end);
+    uint32_t visible = all ? Keys<N>::kAll : keys.below(range.end) & ~keys.below(range.begin);
     if (mask && visible) {
       const uint8_t* at = mask + keys.first * mask_stride;
 #pragma unroll

@@ -24,7 +24,7 @@ __device__ __forceinline__ void softmax_backward_row(const SoftmaxBackward& p, c
 
   // Over all keys: with a finite mask_value hidden ones have weight too.
   Acc delta = 0;
-  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t) {
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int) {
     Acc w[N], g[N];
     weights.read(keys, w);
     grad_weights.read(keys, g);
@@ -33,14 +33,12 @@ __device__ __forceinline__ void softmax_backward_row(const SoftmaxBackward& p, c
       if (w[k] != 0) delta += w[k] * g[k];
   });
   delta = team.sum(delta);
-  const auto of_row = [&](const Input& stack) {
-    return stack ? matrix<const Acc>(p.batch, entry, stack)[i * stack.row_stride] : Acc{0};
-  };
+  const auto of_row = [&](const Input& stack) { return stack ? *row_of<const Acc>(p.batch, entry, stack, i) : Acc{0}; };
   const Acc sink = of_row(p.sink_weights), grad_sink = of_row(p.grad_sink_weights);
   if (sink != 0) delta += sink * grad_sink;
 
-  const Acc softcap = softcap_in<Acc>(p.softcap);
-  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t) {
+  const Acc over_softcap = 1 / softcap_in<Acc>(p.softcap);
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int) {
     const uint32_t visible = visibility.bits(keys);
     Acc w[N], d[N];
     weights.read(keys, w);
@@ -54,13 +52,12 @@ __device__ __forceinline__ void softmax_backward_row(const SoftmaxBackward& p, c
       // A hidden score may be NaN, so the slope only counts where there is a gradient.
 #pragma unroll
       for (int k = 0; k < N; ++k)
-        if (d[k] != 0) d[k] *= tanh_slope(s[k] / softcap);
+        if (d[k] != 0) d[k] *= tanh_slope(s[k] * over_softcap);
     }
     grad_scores.write(keys, d);
   });
   if (p.grad_sink_rows && team.rank == 0)
-    matrix<Acc>(p.batch, entry, p.grad_sink_rows)[i * p.grad_sink_rows.row_stride] =
-        sink == 0 ? Acc{0} : sink * (grad_sink - delta);
+    *row_of<Acc>(p.batch, entry, p.grad_sink_rows, i) = sink == 0 ? Acc{0} : sink * (grad_sink - delta);
 }
 
 template <class T>

@@ -22,13 +22,14 @@ struct RowLogits {
   static constexpr int N = kRowRun<T>;
   RowReader<T> scores, bias;
   RowVisibility visibility;
-  Acc softcap, hidden;
+  Acc softcap, over_softcap, hidden;  // over_softcap: multiplications take less than divisions
 
   __device__ __forceinline__ RowLogits(const SoftmaxForward& p, int64_t entry, int64_t i)
       : scores(p.batch, entry, p.scores, i),
         bias(p.batch, entry, p.bias, i),
         visibility(visibility_of(p.visibility, p.batch, entry, p.cols), i),
         softcap(softcap_in<Acc>(p.softcap)),
+        over_softcap(1 / softcap),
         hidden(to_finite<Acc>(p.mask_value)) {}
 
   // x of some keys; -inf for those past the row's end.
@@ -38,7 +39,7 @@ struct RowLogits {
       scores.read(keys, x);
       if (softcap != 0) {
 #pragma unroll
-        for (int k = 0; k < N; ++k) x[k] = softcap * tanh_of(x[k] / softcap);
+        for (int k = 0; k < N; ++k) x[k] = softcap * tanh_of(x[k] * over_softcap);
       }
       if (bias) {
         Acc b[N];
@@ -54,20 +55,35 @@ struct RowLogits {
   }
 };
 
-// Room for one number for each key of a row, in shared memory; null: none.
+// Room for one number for each key of a row, in shared memory; null: none. 16 bytes for each thread in turn.
 template <class Acc, int N>
 struct RowRoom {
+  static constexpr int kWord = 16 / sizeof(Acc);
   Acc* p;
-  int step;  // between the slots of a thread
+  const Team& team;
 
   __device__ __forceinline__ explicit operator bool() const { return p != nullptr; }
-  __device__ __forceinline__ void write(int64_t slot, const Acc (&x)[N]) const {
+  __device__ __forceinline__ Acc* at(int begin) const { return p + begin + team.rank * kWord; }
+
+  __device__ __forceinline__ void write(int begin, const Acc (&x)[N]) const {
+    Acc* to = at(begin);
 #pragma unroll
-    for (int k = 0; k < N; ++k) p[slot + k * step] = x[k];
+    for (int k = 0; k < N; k += kWord, to += team.size * kWord) {
+      Acc word[kWord];
+#pragma unroll
+      for (int i = 0; i < kWord; ++i) word[i] = x[k + i];
+      store_run_shared(to, word);
+    }
   }
-  __device__ __forceinline__ void read(int64_t slot, Acc (&x)[N]) const {
+  __device__ __forceinline__ void read(int begin, Acc (&x)[N]) const {
+    const Acc* from = at(begin);
 #pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = p[slot + k * step];
+    for (int k = 0; k < N; k += kWord, from += team.size * kWord) {
+      Acc word[kWord];
+      load_run(from, word);
+#pragma unroll
+      for (int i = 0; i < kWord; ++i) x[k + i] = word[i];
+    }
   }
 };
 
@@ -87,30 +103,30 @@ __device__ __forceinline__ void softmax_row(const SoftmaxForward& p, const Team&
   const RowWriter<T> weights(p.batch, entry, p.weights, i);
   const bool as_runs = logits.scores.has_runs() && weights.has_runs();
 
-  const Acc sink = p.sinks ? to_accumulate(*matrix<const T>(p.batch, entry, p.sinks)) : minus_infinity<Acc>();
-  Acc max = larger(sink, minus_infinity<Acc>());  // NaN is left aside, here and below: it shows in the sum
-  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t slot) {
+  Acc max = minus_infinity<Acc>();  // NaN is left aside, here and below: it shows in the sum
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int begin) {
     Acc x[N];
     logits.read(keys, x);
-    if (room) room.write(slot, x);
+    if (room) room.write(begin, x);
 #pragma unroll
     for (int k = 0; k < N; ++k) max = larger(max, x[k]);
   });
-  max = team.max(max);
+  const Acc sink = p.sinks ? to_accumulate(*row_of<const T>(p.batch, entry, p.sinks, 0)) : minus_infinity<Acc>();
+  max = larger(team.max(max), sink);
   // With nothing but -inf in the row any finite value does: every term becomes 0, and so does the row.
   if (max == minus_infinity<Acc>()) max = 0;
 
-  const auto exponentials = [&](const Keys<N>& keys, int64_t slot, Acc(&e)[N]) {
-    if (room) room.read(slot, e);
+  const auto exponentials = [&](const Keys<N>& keys, int begin, Acc(&e)[N]) {
+    if (room) room.read(begin, e);
     else logits.read(keys, e);
 #pragma unroll
     for (int k = 0; k < N; ++k) e[k] = exp_nonpositive(e[k] - max);
   };
   Acc sum = 0;
-  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t slot) {
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int begin) {
     Acc e[N];
-    exponentials(keys, slot, e);
-    if (room) room.write(slot, e);
+    exponentials(keys, begin, e);
+    if (room) room.write(begin, e);
 #pragma unroll
     for (int k = 0; k < N; ++k) sum += e[k];
   });
@@ -118,16 +134,15 @@ __device__ __forceinline__ void softmax_row(const SoftmaxForward& p, const Team&
   sum = team.sum(sum) + sink_term;
   const Acc factor = sum == 0 ? Acc{0} : 1 / sum;
 
-  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int64_t slot) {
+  for_keys<T>(team, p.cols, as_runs, [&](const Keys<N>& keys, int begin) {
     Acc e[N];
-    if (room) room.read(slot, e);
-    else exponentials(keys, slot, e);
+    if (room) room.read(begin, e);
+    else exponentials(keys, begin, e);
 #pragma unroll
     for (int k = 0; k < N; ++k) e[k] = weight_of(e[k], factor);
     weights.write(keys, e);
   });
-  if (p.sink_weights && team.rank == 0)
-    matrix<Acc>(p.batch, entry, p.sink_weights)[i * p.sink_weights.row_stride] = weight_of(sink_term, factor);
+  if (p.sink_weights && team.rank == 0) *row_of<Acc>(p.batch, entry, p.sink_weights, i) = weight_of(sink_term, factor);
 }
 
 // `slots`: elements of shared memory for each row at hand; 0: none.
@@ -137,8 +152,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   using Acc = accumulate_t<T>;
   extern __shared__ __align__(16) unsigned char shared[];
   const Team team(cut);
-  Acc* const slot = slots ? reinterpret_cast<Acc*>(shared) + threadIdx.x / cut.team * slots : nullptr;
-  const RowRoom<Acc, kRowRun<T>> room{slot, team.size};
+  Acc* const memory = slots ? reinterpret_cast<Acc*>(shared) + threadIdx.x / cut.team * slots : nullptr;
+  const RowRoom<Acc, kRowRun<T>> room{memory, team};
   cut.for_each_row([&](int64_t entry, int64_t i) { softmax_row<T>(p, team, room, entry, i); });
 }
 

@@ -19,7 +19,7 @@ int room_for_row(const RowCut& cut, int64_t cols) {
 }  // namespace
 
 cudaError_t softmax_forward(const SoftmaxForward& p, cudaStream_t stream) {
-  const RowCut cut = RowCut::of(p.batch, p.rows, p.cols);
+  const RowCut cut = RowCut::of(p.dtype, p.batch, p.rows, p.cols);
   if (cut.blocks == 0) return cudaSuccess;
   return with_dtype(p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -31,7 +31,7 @@ cudaError_t softmax_forward(const SoftmaxForward& p, cudaStream_t stream) {
 }
 
 cudaError_t softmax_backward(const SoftmaxBackward& p, cudaStream_t stream) {
-  const RowCut cut = RowCut::of(p.batch, p.rows, p.cols);
+  const RowCut cut = RowCut::of(p.dtype, p.batch, p.rows, p.cols);
   if (cut.blocks == 0) return cudaSuccess;
   return with_dtype(p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
