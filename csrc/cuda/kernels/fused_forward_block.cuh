@@ -5,14 +5,6 @@
 
 namespace mha::cuda {
 
-// A tile of keys; seen: what the warp's row lane % kWarpRows sees of it.
-struct VisitedTile {
-  uint32_t index;
-  uint64_t seen;
-
-  __device__ __forceinline__ int64_t first_key(int keys) const { return int64_t{index} * keys; }
-};
-
 template <class Shape>
 struct ForwardBlock {
   using T = typename Shape::T;
@@ -76,6 +68,7 @@ struct ForwardBlock {
     __syncthreads();
   }
 
+  // What the warp's row lane % kWarpRows sees of a tile.
   __device__ __forceinline__ uint64_t seen_keys(uint32_t index) const {
     const int64_t query = tile.first_query() + threadIdx.x % Shape::kWarpRows, first = int64_t{index} * kKeys;
     if (query >= call.p.queries) return 0;
@@ -83,13 +76,17 @@ struct ForwardBlock {
     return place.visibility.mask && bits ? mask_bits<kKeys>(place.visibility, query, first, bits) : bits;
   }
 
-  // The first tile from `index` on of which some query of the block sees a key, or `end`. all: wanted in any case.
-  __device__ __forceinline__ VisitedTile next(uint32_t index, uint32_t end, bool all) const {
+  // The first tile from `index` on of which some query of the block sees a key, or `end`. What is seen of it waits in
+  // shared memory for the time when buffer number `where` is worked on. all: wanted in any case.
+  __device__ __forceinline__ uint32_t next(uint32_t index, uint32_t end, bool all, uint32_t where) const {
     for (; index < end; ++index) {
       const uint64_t seen = seen_keys(index);
-      if (all || !place.visibility.mask || __syncthreads_or(seen != 0)) return {index, seen};
+      if (all || !place.visibility.mask || __syncthreads_or(seen != 0)) {
+        place.seen[where][threadIdx.x] = seen;
+        break;
+      }
     }
-    return {end, 0};
+    return index;
   }
 
   // Without a mask, tiles that all queries see are visited in a loop of their own. It ends where the next tile is not
@@ -112,42 +109,41 @@ struct ForwardBlock {
     return index;
   }
 
-  // step(tile, its keys, its values) for all tiles that are to be visited.
+  // step(first key, keys seen, tile of keys, tile of values) for all tiles that are to be visited.
   template <class Step>
   __device__ __forceinline__ void visit(const KeyTiles& tiles, bool all, bool with_values, Step&& step) {
-    VisitedTile at = next(tiles.begin, tiles.end, all);
-    if (at.index < tiles.end) load<true>(at.index, with_values);
-    while (at.index < tiles.end) {
+    uint32_t index = next(tiles.begin, tiles.end, all, buffer);
+    if (index < tiles.end) load<true>(index, with_values);
+    while (index < tiles.end) {
       if (kWay == Way::plain && !place.careful && !place.visibility.mask) {
-        at.index = visit_open(at.index, tiles);
-        at.seen = seen_keys(at.index);  // anew, so that nothing has to be kept during the loop
+        index = visit_open(index, tiles);
+        place.seen[buffer][threadIdx.x] = seen_keys(index);
       }
-      const VisitedTile following = next(at.index + 1, tiles.end, all);
+      const uint32_t following = next(index + 1, tiles.end, all, buffer ^ 1);
       arrive();
       const uint32_t key = key_tile(), value = value_tile();
+      const uint64_t seen = place.seen[buffer][threadIdx.x];
       buffer ^= 1;
-      if (following.index < tiles.end) load<true>(following.index, with_values);
-      step(at, key, value);
-      at = following;
+      if (following < tiles.end) load<true>(following, with_values);
+      step(int64_t{index} * kKeys, seen, key, value);
+      index = following;
     }
   }
 
   // Whether the warp has anything to do with a tile.
-  __device__ __forceinline__ bool any_seen(const VisitedTile& at) const {
-    return all_keys() || __any_sync(~0u, at.seen != 0);
-  }
+  __device__ __forceinline__ bool any_seen(uint64_t seen) const { return all_keys() || __any_sync(~0u, seen != 0); }
 
   // The online softmax over all keys; with kOutput the output as well.
   template <bool kOutput>
   __device__ __forceinline__ void sum_over_keys() {
-    const auto step = [&](const VisitedTile& at, uint32_t key, uint32_t value) {
-      if (!any_seen(at)) return;
+    const auto step = [&](int64_t first_key, uint64_t seen, uint32_t key, uint32_t value) {
+      if (!any_seen(seen)) return;
       typename Tile::Scores s;
       tile.score(s, key);
-      tile.to_logits(s, at.first_key(kKeys), at.seen);
+      tile.to_logits(s, first_key, seen);
       tile.template softmax<kOutput>(s, place.careful);
       if constexpr (kOutput) {
-        if constexpr (kWay != Way::plain) tile.drop(s, at.first_key(kKeys));
+        if constexpr (kWay != Way::plain) tile.drop(s, first_key);
         tile.add(s, value, place.careful);
       }
     };
@@ -161,16 +157,16 @@ struct ForwardBlock {
     float inverse[Shape::kRowTiles][2];
     inverse_sums(inverse);
     __syncthreads();  // the first pass is done with the buffers
-    const auto step = [&](const VisitedTile& at, uint32_t key, uint32_t value) {
+    const auto step = [&](int64_t first_key, uint64_t seen, uint32_t key, uint32_t value) {
       typename Tile::Scores s = {};
-      if (any_seen(at)) {
+      if (any_seen(seen)) {
         tile.score(s, key);
-        tile.to_logits(s, at.first_key(kKeys), at.seen);
+        tile.to_logits(s, first_key, seen);
         tile.normalise(s, inverse);
-        tile.drop(s, at.first_key(kKeys));
+        tile.drop(s, first_key);
         tile.add(s, value, place.careful);
       }
-      write_weights(tile, s, at.first_key(kKeys));
+      write_weights(tile, s, first_key);
     };
     visit(KeyTiles{0, static_cast<uint32_t>(ceil_div(call.p.keys, kKeys))}, true, true, step);
   }
@@ -218,7 +214,7 @@ struct ForwardBlock {
 };
 
 template <class T, int kHead, int kRowTiles, Way kWay>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     fused_forward_on_tensor_cores(const __grid_constant__ ForwardCall<float> call) {
   using Shape = ForwardShape<T, kHead, kRowTiles, kWay>;
   extern __shared__ __align__(128) unsigned char shared[];

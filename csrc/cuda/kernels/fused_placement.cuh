@@ -19,6 +19,7 @@ struct Placement {
   // As the call has them. Read from here, what follows from them is not kept in registers from tile to tile.
   int head_dim, value_dim;
   bool careful;             // values that are not finite have been met: see "zero hides" in fused_values.cuh
+  uint64_t seen[2][128];    // on tensor cores: of the thread's row, one bit per key of the tile in either buffer
   void* address[kTensors];  // of the entry's matrix (of the sink itself); null: the call has none
 
   // By all threads of the block, of which there is more than one warp; ends in a barrier. rows: queries of a block;
