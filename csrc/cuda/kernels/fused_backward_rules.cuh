@@ -32,7 +32,7 @@ struct GradRules {
   static constexpr Acc kInfinity = static_cast<Acc>(__builtin_inf());
 
   const FusedBackward& p;
-  const int64_t entry;
+  const uint32_t entry;
   const Logits<Acc>& logits;
   const Acc keep_scale;
   const BatchVisibility visibility;
@@ -40,7 +40,7 @@ struct GradRules {
 
   __device__ GradRules(const GradCall<Acc>& call, int64_t of)
       : p(call.p),
-        entry(of),
+        entry(static_cast<uint32_t>(of)),
         logits(call.logits),
         keep_scale(call.keep_scale),
         visibility(visibility_of(p.visibility, p.batch, entry, p.keys)),
