@@ -23,7 +23,7 @@ struct GradBlock {
   Tile tile;
   const T* moving[2];  // Q and dO, or K and V, of the entry
   int64_t there;       // rows of them; those behind count as zeros
-  const float* rows;   // of the entry's queries, GradRowTiles
+  uint32_t entry;      // at hand
   int buffer = 0;
 
   __device__ __forceinline__ explicit GradBlock(const GradCall<float>& c)
@@ -100,11 +100,10 @@ struct GradBlock {
     return which == 0 ? kKeysStay ? p.query : p.key : kKeysStay ? p.grad_output : p.value;
   }
 
-  __device__ __forceinline__ void place(int64_t entry, const BatchVisibility& v) {
+  __device__ __forceinline__ void place(const BatchVisibility& v) {
     moving[0] = matrix<const T>(p.batch, entry, moving_stack(0));
     moving[1] = matrix<const T>(p.batch, entry, moving_stack(1));
     there = kKeysStay ? p.queries : last_key(v);
-    rows = GradRowTiles{call.rows, p.queries}.at(entry, 0);
   }
 
   // Starts the copy of what moves to the buffer at hand.
@@ -119,7 +118,7 @@ struct GradBlock {
       const int part = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
       if (part < 3)
         copy_async(shared + moving_offset(2) + static_cast<int>(threadIdx.x) * 16,
-                   rows + row / kGradTile * 3 * kGradTile + part * kGradTile + row % kGradTile + chunk * 4);
+                   GradRowTiles{call.rows, p.queries}.at(entry, row) + part * kGradTile + chunk * 4);
     }
     copy_commit();
   }
@@ -144,7 +143,7 @@ struct GradBlock {
     const int64_t first_query = kKeysStay ? index * kMoving : stay, first_key = kKeysStay ? stay : index * kMoving;
     const PairShare<Shape::kQueries, Shape::kKeys> share;
     if constexpr (kOptions)
-      if (call.drops) share.keep(bits(), HeadDropout(p, rules.entry), first_query, first_key);
+      if (call.drops) share.keep(bits(), HeadDropout(p, entry), first_query, first_key);
     const bool any = share.see(bits(), rules.visibility, p.queries, first_query, first_key);
     if (!__syncthreads_or(any) && !call.logits.hidden_have_weight) return;
     typename Tile::Pairs s, grads;
@@ -175,11 +174,11 @@ struct GradBlock {
   }
 
   // All tiles of one entry.
-  __device__ __forceinline__ void visit(int64_t entry) {
+  __device__ __forceinline__ void visit() {
     const Rules rules(call, entry);
     const TileWalk w = walk(rules.visibility);
     if (w.count() == 0) return;
-    place(entry, rules.visibility);
+    place(rules.visibility);
     __syncthreads();  // nobody reads the buffers any more
     load(w.tile(0));
     const uint32_t masked = kOptions ? w.count() : w.masked();
@@ -195,8 +194,8 @@ struct GradBlock {
 
   __device__ __forceinline__ void visit_all() {
     tile.clear();
-    const int64_t group = kKeysStay ? p.group : 1;
-    for (int64_t i = 0; i < group; ++i) visit(head * group + i);
+    const uint32_t group = kKeysStay ? static_cast<uint32_t>(p.group) : 1;
+    for (entry = head * group; entry < (head + 1) * group; ++entry) visit();
   }
 
   __device__ __forceinline__ void mark(bool spoilt) const {

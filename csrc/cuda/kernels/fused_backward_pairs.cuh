@@ -40,7 +40,7 @@ struct PairShare {
   __device__ __forceinline__ void keep(PairBits& bits, const HeadDropout& dropout, int64_t first_query,
                                        int64_t first_key) const {
     uint32_t kept = 0;
-#pragma unroll
+#pragma unroll 1  // two at once would take registers that are not there
     for (int i = 0; i < kBits / kKeysPerBlock; ++i)
       kept |= dropout.kept(first_query + query, (first_key + key) / kKeysPerBlock + i) << kKeysPerBlock * i;
     store(bits.kept, kept);

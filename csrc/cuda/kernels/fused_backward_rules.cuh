@@ -18,7 +18,7 @@ struct GradTerms {
   Acc logit_grad, score_grad;
 };
 
-// Of one entry, that is a query head; where no option asks for more, this is all.
+// What a pair is subject to, of one entry (query head), where no option asks for more than visibility.
 struct VisibilityRules {
   const BatchVisibility visibility;
 
@@ -26,13 +26,14 @@ struct VisibilityRules {
       : visibility(visibility_of(call.p.visibility, call.p.batch, entry, call.p.keys)) {}
 };
 
+// The same with all options.
 template <class T>
 struct GradRules {
   using Acc = accumulate_t<T>;
   static constexpr Acc kInfinity = static_cast<Acc>(__builtin_inf());
 
   const FusedBackward& p;
-  const int64_t entry;
+  const uint32_t entry;  // 32 bits: registers are short, and each entry has a block of some grid
   const Logits<Acc>& logits;
   const Acc keep_scale;
   const BatchVisibility visibility;
@@ -40,7 +41,7 @@ struct GradRules {
 
   __device__ GradRules(const GradCall<Acc>& call, int64_t of)
       : p(call.p),
-        entry(of),
+        entry(static_cast<uint32_t>(of)),
         logits(call.logits),
         keep_scale(call.keep_scale),
         visibility(visibility_of(p.visibility, p.batch, entry, p.keys)),
