@@ -77,6 +77,12 @@ def test_planted_fault_is_reported(fault_kernels, name, message):
     assert marked_line(name) in reports[0]
 
 
+def test_endless_loop_is_stopped(fault_kernels):
+    data, out = np.zeros(64, dtype=np.float32), np.zeros(64, dtype=np.float32)
+    with pytest.raises(FoundFaults, match="endless loop"), fault_kernels.checked(limit=10000, data=data, out=out):
+        fault_kernels.library.run_endless(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), 64)
+
+
 def test_missing_wait_is_named_as_never_waited_for(fault_kernels):
     found, *_ = run_fault(fault_kernels, "missing_wait")
     assert any(finding.startswith("cp.async never waited for") for finding in found)

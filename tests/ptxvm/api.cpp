@@ -1,6 +1,7 @@
 #include "api.h"
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,15 @@ std::string& last_error() {
   return error;
 }
 
+std::recursive_mutex& one_at_a_time() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
 // -1 and a finding where the function throws.
 template <class Function>
 int guarded(Function&& function) {
+  const std::lock_guard<std::recursive_mutex> lock(one_at_a_time());
   try {
     return function();
   } catch (const std::exception& error) {
@@ -51,6 +58,8 @@ void ptxvm_options(int check, int statistics) {
   machine().check = check != 0;
   machine().statistics = statistics != 0;
 }
+
+void ptxvm_limit(uint64_t instructions_per_block) { machine().limit = instructions_per_block; }
 
 void ptxvm_device(int major, int minor, int multiprocessors) {
   Machine& m = machine();
