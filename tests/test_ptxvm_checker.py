@@ -122,6 +122,17 @@ def test_checked_raises_with_the_findings(fault_kernels):
         fault_kernels.library.run_load_past_end(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), 64)
 
 
+def test_any_memory_allows_what_is_not_registered(fault_kernels):
+    """Read-only memory stays so."""
+    data, out = np.ones(64, dtype=np.float32), np.zeros(64, dtype=np.float32)
+    arguments = [ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), 64]
+    with fault_kernels.checked(any_memory=True):
+        fault_kernels.library.run_pipeline(*arguments)
+    assert (out == 2).all()
+    with pytest.raises(FoundFaults, match="read-only"), fault_kernels.checked(any_memory=True, const_data=data):
+        fault_kernels.library.run_store_to_input(*arguments)
+
+
 def test_statistics_count_bank_conflicts_and_sectors():
     """A stride of 128 bytes: in shared memory all lanes meet in one bank, in global memory each takes a sector."""
     body = """ld.param.u64 %d1, [in]; mad.wide.u32 %d1, %r0, 128, %d1; ld.global.u32 %r1, [%d1]; mov.u32 %r2, buffer;

@@ -59,6 +59,8 @@ void ptxvm_options(int check, int statistics) {
   machine().statistics = statistics != 0;
 }
 
+void ptxvm_any_memory(int allowed) { machine().any_memory = allowed != 0; }
+
 void ptxvm_limit(uint64_t instructions_per_block) { machine().limit = instructions_per_block; }
 
 void ptxvm_device(int major, int minor, int multiprocessors) {
@@ -78,7 +80,7 @@ void ptxvm_register(const void* begin, uint64_t bytes, int writable, const char*
 void ptxvm_unregister(const void* begin) { machine().ranges.remove(reinterpret_cast<uint64_t>(begin)); }
 
 int ptxvm_is_registered(const void* begin, uint64_t bytes) {
-  return machine().ranges.find(reinterpret_cast<uint64_t>(begin), bytes) != nullptr;
+  return machine().any_memory || machine().ranges.find(reinterpret_cast<uint64_t>(begin), bytes) != nullptr;
 }
 
 void ptxvm_reset() {

@@ -126,10 +126,14 @@ class Interpreter:
         return self._vm.ptxvm_executed()
 
     @contextlib.contextmanager
-    def checked(self, statistics=False, limit=2**28, **tensors):
-        """Run kernels with all checks; raise FoundFaults with what was found. A leading `const_` means read-only."""
+    def checked(self, statistics=False, limit=2**28, any_memory=False, **tensors):
+        """Run kernels with all checks; raise FoundFaults with what was found. A leading `const_` means read-only.
+
+        `any_memory`: global memory that is not registered may be touched, unchecked. For operators that allocate.
+        """
         self.reset()
         self.options(check=True, statistics=statistics, limit=limit)
+        self._vm.ptxvm_any_memory(int(any_memory))
         for name, tensor in tensors.items():
             if tensor is not None:
                 self.register(tensor, name.removeprefix("const_"), writable=not name.startswith("const_"))
