@@ -77,6 +77,12 @@ def test_planted_fault_is_reported(fault_kernels, name, message):
     assert marked_line(name) in reports[0]
 
 
+def test_endless_loop_is_stopped(fault_kernels):
+    data, out = np.zeros(64, dtype=np.float32), np.zeros(64, dtype=np.float32)
+    with pytest.raises(FoundFaults, match="endless loop"), fault_kernels.checked(limit=10000, data=data, out=out):
+        fault_kernels.library.run_endless(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), 64)
+
+
 def test_missing_wait_is_named_as_never_waited_for(fault_kernels):
     found, *_ = run_fault(fault_kernels, "missing_wait")
     assert any(finding.startswith("cp.async never waited for") for finding in found)
@@ -114,6 +120,17 @@ def test_checked_raises_with_the_findings(fault_kernels):
     line = re.escape(marked_line("load_past_end"))
     with pytest.raises(FoundFaults, match=line), fault_kernels.checked(data=data, out=out):
         fault_kernels.library.run_load_past_end(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), 64)
+
+
+def test_any_memory_allows_what_is_not_registered(fault_kernels):
+    """Read-only memory stays so."""
+    data, out = np.ones(64, dtype=np.float32), np.zeros(64, dtype=np.float32)
+    arguments = [ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(data.ctypes.data), 64]
+    with fault_kernels.checked(any_memory=True):
+        fault_kernels.library.run_pipeline(*arguments)
+    assert (out == 2).all()
+    with pytest.raises(FoundFaults, match="read-only"), fault_kernels.checked(any_memory=True, const_data=data):
+        fault_kernels.library.run_store_to_input(*arguments)
 
 
 def test_statistics_count_bank_conflicts_and_sectors():

@@ -1,6 +1,7 @@
 #include "api.h"
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,15 @@ std::string& last_error() {
   return error;
 }
 
+std::recursive_mutex& one_at_a_time() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
 // -1 and a finding where the function throws.
 template <class Function>
 int guarded(Function&& function) {
+  const std::lock_guard<std::recursive_mutex> lock(one_at_a_time());
   try {
     return function();
   } catch (const std::exception& error) {
@@ -52,6 +59,10 @@ void ptxvm_options(int check, int statistics) {
   machine().statistics = statistics != 0;
 }
 
+void ptxvm_any_memory(int allowed) { machine().any_memory = allowed != 0; }
+
+void ptxvm_limit(uint64_t instructions_per_block) { machine().limit = instructions_per_block; }
+
 void ptxvm_device(int major, int minor, int multiprocessors) {
   Machine& m = machine();
   m.major = major, m.minor = minor, m.multiprocessors = multiprocessors;
@@ -69,7 +80,7 @@ void ptxvm_register(const void* begin, uint64_t bytes, int writable, const char*
 void ptxvm_unregister(const void* begin) { machine().ranges.remove(reinterpret_cast<uint64_t>(begin)); }
 
 int ptxvm_is_registered(const void* begin, uint64_t bytes) {
-  return machine().ranges.find(reinterpret_cast<uint64_t>(begin), bytes) != nullptr;
+  return machine().any_memory || machine().ranges.find(reinterpret_cast<uint64_t>(begin), bytes) != nullptr;
 }
 
 void ptxvm_reset() {

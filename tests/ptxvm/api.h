@@ -1,5 +1,5 @@
-// What Python and the stand-in runtime call. One launch at a time; texts stay valid until the next call of the same
-// function.
+// What Python and the stand-in runtime call. Launches of several threads wait for each other; texts stay valid until
+// the next call of the same function.
 #pragma once
 #include <stdint.h>
 
@@ -9,6 +9,10 @@ extern "C" {
 
 // Checks and access statistics on or off. Checks are on at the start.
 void ptxvm_options(int check, int statistics);
+// Lets kernels touch memory that is not registered, and that nobody checks then: where the code under test allocates.
+void ptxvm_any_memory(int allowed);
+// After so many instructions (of whole warps) a block is taken to loop for ever. 2^28, about ten seconds, at the start.
+void ptxvm_limit(uint64_t instructions_per_block);
 // What cudaDeviceGetAttribute says, and which PTX is taken where a program has several.
 void ptxvm_device(int major, int minor, int multiprocessors);
 void ptxvm_get_device(int* major, int* minor, int* multiprocessors);

@@ -36,7 +36,7 @@ std::map<const void*, Function>& functions() {
 }
 
 cudaError_t& last_error() {
-  static cudaError_t error = cudaSuccess;
+  static thread_local cudaError_t error = cudaSuccess;
   return error;
 }
 
@@ -51,7 +51,7 @@ struct Configuration {
   cudaStream_t stream;
 };
 Configuration& configuration() {
-  static Configuration pushed;
+  static thread_local Configuration pushed;
   return pushed;
 }
 

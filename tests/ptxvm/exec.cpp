@@ -42,7 +42,7 @@ Block::Block(const Kernel& kernel_, Dimensions grid_, Dimensions block_, uint32_
   if (shared_bytes > SharedArena::kBytes) throw Fault("kernel " + kernel.name + ": too much shared memory");
   const uint32_t count = (threads() + kLanes - 1) / kLanes;
   warps.resize(count);
-  register_memory.resize(size_t(count) * kernel.file_bytes / 8 + 8);
+  register_memory.resize(size_t(count) * kernel.file_bytes / 8 + 8, ~uint64_t{0});  // NaN
   local_memory.resize(size_t(count) * kLanes * kernel.local_bytes / 8);
   const uint64_t start = (reinterpret_cast<uint64_t>(register_memory.data()) + 63) & ~uint64_t{63};
   for (uint32_t i = 0; i < count; ++i) {
@@ -114,7 +114,6 @@ void Block::reset() {
     warp.clock[size_t(warp.id)] = 1;
     warp.copies.clear();
     warp.committed.fill(0);
-    if (m.check) std::memset(warp.registers, 0xFF, kernel.register_bytes);  // NaN
     for (const Preset& preset : kernel.presets) {
       const bool of_block = preset.kind == Preset::Kind::special && preset.value >= kCtaidX && preset.value <= kCtaidZ;
       if (of_block) fill_preset(warp, preset);
@@ -233,6 +232,7 @@ void Block::run_group(Warp& warp, Group group) {
         merge();
         break;
       case Flow::branch:
+        if (executed - executed_before > machine().limit) fault(instruction, "endless loop");
         if (active == lanes) {
           pc = instruction.target;
         } else {
@@ -354,6 +354,7 @@ void Block::check_end() {
 
 void Block::run(Dimensions index_) {
   index = index_;
+  executed_before = machine().executed;
   reset();
   for (;;) {
     bool ran = false, live = false;

@@ -79,6 +79,7 @@ struct Block {
   std::vector<uint64_t> register_memory, local_memory;
   std::vector<Warp> warps;
   std::array<Barrier, kBarriers> barriers;
+  uint64_t executed_before = 0;  // instructions, when the block started
 
   Block(const Kernel& kernel, Dimensions grid, Dimensions block, uint32_t dynamic_shared);
   void run(Dimensions index);

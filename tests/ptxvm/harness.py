@@ -94,9 +94,10 @@ class Interpreter:
         if architecture is not None:
             self._vm.ptxvm_device(architecture // 10, architecture % 10, multiprocessors)
 
-    def options(self, check=True, statistics=False):
-        """Turn the checks and the access statistics on or off."""
+    def options(self, check=True, statistics=False, limit=2**28):
+        """Turn the checks and the access statistics on or off; a block is stopped after `limit` instructions."""
         self._vm.ptxvm_options(int(check), int(statistics))
+        self._vm.ptxvm_limit(ctypes.c_uint64(limit))
 
     def register(self, tensor, name="", writable=True):
         """Let kernels touch the elements of a torch tensor or numpy array, whatever its strides."""
@@ -125,10 +126,14 @@ class Interpreter:
         return self._vm.ptxvm_executed()
 
     @contextlib.contextmanager
-    def checked(self, statistics=False, **tensors):
-        """Run kernels with all checks; raise FoundFaults with what was found. A leading `const_` means read-only."""
+    def checked(self, statistics=False, limit=2**28, any_memory=False, **tensors):
+        """Run kernels with all checks; raise FoundFaults with what was found. A leading `const_` means read-only.
+
+        `any_memory`: global memory that is not registered may be touched, unchecked. For operators that allocate.
+        """
         self.reset()
-        self.options(check=True, statistics=statistics)
+        self.options(check=True, statistics=statistics, limit=limit)
+        self._vm.ptxvm_any_memory(int(any_memory))
         for name, tensor in tensors.items():
             if tensor is not None:
                 self.register(tensor, name.removeprefix("const_"), writable=not name.startswith("const_"))

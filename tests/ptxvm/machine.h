@@ -40,8 +40,10 @@ class Findings {
 
 struct Machine {
   bool check = true, statistics = false;
+  bool any_memory = false;                          // global memory need not be registered
   int major = 9, minor = 0, multiprocessors = 132;  // what the launch code is told it runs on
   uint64_t executed = 0;                            // instructions, one for all lanes of a warp
+  uint64_t limit = uint64_t{1} << 28;               // of instructions per block
   SharedArena arena;
   Shadow shadow;
   GlobalRanges ranges;     // what the caller has registered

@@ -47,3 +47,12 @@ __global__ void unknown_instruction(float* out, const float* in, int n) {
   out[threadIdx.x] = float(x);
 }
 LAUNCHER(unknown_instruction, 64, 0)
+
+// Waits for what no other thread can do before it leaves the loop.
+__global__ void endless(float* out, const float* in, int n) {
+  volatile float* flag = out;
+  while (*flag == 0.f) {
+  }
+  out[threadIdx.x] = 1.f;
+}
+LAUNCHER(endless, 32, 0)
