@@ -3,7 +3,6 @@
 #pragma once
 #include "../../core/integers.h"
 #include "../../core/philox.h"
-#include "../../core/strides.h"
 #include "elements.cuh"
 
 namespace mha::cuda {
@@ -63,8 +62,8 @@ __global__ void __launch_bounds__(kDropoutThreads)
     const int64_t batch = entry / heads, head = entry - batch * heads;
     const PhiloxBlock random = dropout_block(seed, static_cast<uint32_t>(batch), static_cast<uint32_t>(head),
                                              static_cast<uint32_t>(i), static_cast<uint32_t>(key_block));
-    drop(matrix<const T>(p.batch, entry, p.weights) + i * p.weights.row_stride + j * p.weights.col_stride,
-         p.weights.col_stride, matrix<T>(p.batch, entry, p.out) + i * p.out.row_stride + j * p.out.col_stride,
+    drop(matrix_of<const T>(p.batch, entry, p.weights) + i * p.weights.row_stride + j * p.weights.col_stride,
+         p.weights.col_stride, matrix_of<T>(p.batch, entry, p.out) + i * p.out.row_stride + j * p.out.col_stride,
          p.out.col_stride, p.cols - j, random, dropout_threshold(p.p), static_cast<accumulate_t<T>>(1 / (1 - p.p)));
   }
 }

@@ -81,6 +81,12 @@ __device__ __forceinline__ int64_t element_offset(const BatchShape& shape, int64
   return shape.ndim ? offset + flat * strides[0] : 0;
 }
 
+// The matrix of one batch entry: matrix() of core/strides.h by the above.
+template <class T, class Pointer>
+__device__ __forceinline__ T* matrix_of(const BatchShape& batch, int64_t entry, const Strided<Pointer>& stack) {
+  return static_cast<T*>(stack.data) + element_offset(batch, entry, stack.batch_stride);
+}
+
 __device__ __forceinline__ bool is_finite(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
 

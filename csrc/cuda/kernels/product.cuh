@@ -10,7 +10,6 @@
 #pragma once
 #include "../../core/finite.h"
 #include "../../core/integers.h"
-#include "../../core/strides.h"
 #include "elements.cuh"
 
 namespace mha::cuda {
@@ -44,9 +43,9 @@ struct ProductTile {
     const int64_t row = row_tile * tile_rows, col = (tile - row_tile * cut.col_tiles) * tile_cols;
     rows = static_cast<int>(min_of(p.m - row, tile_rows));
     cols = static_cast<int>(min_of(p.n - col, tile_cols));
-    a = matrix<const T>(p.batch, entry, p.a) + row * p.a.row_stride;
-    b = matrix<const T>(p.batch, entry, p.b) + col * p.b.col_stride;
-    c = matrix<T>(p.batch, entry, p.c) + row * p.c.row_stride + col * p.c.col_stride;
+    a = matrix_of<const T>(p.batch, entry, p.a) + row * p.a.row_stride;
+    b = matrix_of<const T>(p.batch, entry, p.b) + col * p.b.col_stride;
+    c = matrix_of<T>(p.batch, entry, p.c) + row * p.c.row_stride + col * p.c.col_stride;
   }
 };
 

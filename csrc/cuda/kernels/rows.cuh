@@ -22,10 +22,12 @@ struct RowCut {
 
   static RowCut of(DType dtype, const BatchShape& batch, int64_t rows, int64_t cols) {
     // Up to here a warp takes a row: as long as four rows in the accumulation type fit shared memory, 32 KB. A longer
-    // row is worth the work of finding it that each warp does.
-    const int64_t warp_row = dtype == DType::f64 ? 1024 : 2048;
+    // row is worth the work of finding it that each warp does; so is a shorter one where rows are too few for 20 warps
+    // on each of some 130 multiprocessors, unless a warp takes it in a step or two.
+    constexpr int64_t kManyRows = 2600, kFewKeys = 256;
+    const int64_t fits = dtype == DType::f64 ? 1024 : 2048;
     RowCut cut;
-    cut.team = cols <= warp_row ? kWarp : kRowThreads;
+    cut.team = cols <= (batch.count() * rows < kManyRows ? kFewKeys : fits) ? kWarp : kRowThreads;
     cut.rows_of_entry = rows;
     cut.rows = batch.count() * rows;
     cut.blocks = ceil_div(cut.rows, kRowThreads / cut.team);
@@ -109,8 +111,7 @@ __device__ __forceinline__ void for_keys(const Team& team, int64_t cols, bool as
 // Row i of a matrix; null where there is none.
 template <class T, class Pointer>
 __device__ __forceinline__ T* row_of(const BatchShape& batch, int64_t entry, const Strided<Pointer>& stack, int64_t i) {
-  if (!stack) return nullptr;
-  return static_cast<T*>(stack.data) + element_offset(batch, entry, stack.batch_stride) + i * stack.row_stride;
+  return stack ? matrix_of<T>(batch, entry, stack) + i * stack.row_stride : nullptr;
 }
 
 // p[j * stride] for the keys j of one row, widened. Stride 0 is a value broadcast along the row; null p: an absent row.

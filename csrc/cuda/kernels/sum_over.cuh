@@ -107,6 +107,7 @@ __global__ void __launch_bounds__(kSumThreads)
     if (first + column < cut.results) {
       const From* terms = x + element_offset(cut.kept, first + column, cut.kept_x);
       const int64_t end = cut.terms * (part + 1) / cut.parts;
+#pragma unroll 4
       for (int64_t t = cut.terms * part / cut.parts + lane; t < end; t += cut.lanes)
         sum.add(to_accumulate(terms[element_offset(cut.summed, t, cut.summed_x)]));
     }
