@@ -37,7 +37,7 @@ struct Placement {
       first_query = share.tile * rows;
       part = share.part;
       visibility = visibility_of(c.p.visibility, c.p.batch, share.entry, c.p.keys);
-      dropout = HeadDropout::of(c.p, share.entry);
+      dropout = HeadDropout(c.p, share.entry);
       head_dim = static_cast<int>(c.p.head_dim);
       value_dim = static_cast<int>(c.p.value_dim);
       careful = false;
