@@ -13,8 +13,8 @@ struct Placement {
 
   int64_t entry, first_query, part;
   BatchVisibility visibility;
-  KeyRange every;  // keys that all queries of the block see, but for a mask
   KeyTiles tiles;  // of keys, for the block to visit
+  KeyTiles open;   // those of them that all queries see, but for a mask, and behind which comes another whole one
   HeadDropout dropout;
   // As the call has them. Read from here, what follows from them is not kept in registers from tile to tile.
   int head_dim, value_dim;
@@ -42,8 +42,10 @@ struct Placement {
       value_dim = static_cast<int>(c.p.value_dim);
       careful = false;
       const TileReach reach(visibility, first_query, min_of(first_query + rows, c.p.queries));
-      every = reach.every;
       tiles = KeyTiles::of(c.logits.hidden_have_weight ? KeyRange{0, c.p.keys} : reach.some, keys, part, c.parts);
+      const int64_t whole_end = min_of(tiles.end, visibility.keys / keys);
+      open.begin = static_cast<uint32_t>(ceil_div(reach.every.begin, keys));
+      open.end = static_cast<uint32_t>(max_of(0, min_of(reach.every.end / keys, whole_end - 1)));
     }
     __syncthreads();
   }
