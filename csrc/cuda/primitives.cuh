@@ -94,12 +94,9 @@ MHA_DEVICE uint32_t pack(float low, float high) {
   return both;
 }
 
-// 4, 2 or 16 bytes of shared memory.
+// 4 or 16 bytes of shared memory.
 MHA_DEVICE void store_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.u32 [%0],%1;" ::"r"(address), "r"(x) : "memory");
-}
-MHA_DEVICE void store_shared(uint32_t address, uint16_t x) {
-  asm volatile("st.shared.u16 [%0],%1;" ::"r"(address), "h"(x) : "memory");
 }
 MHA_DEVICE uint4 load_shared_16(uint32_t address) {
   uint4 x;

@@ -11,10 +11,12 @@ struct HeadDropout {
   uint64_t seed;
   uint32_t batch, head, threshold;
 
-  static __device__ __forceinline__ HeadDropout of(const Attention& p, int64_t entry) {
-    return {dropout_seed(p.seed), static_cast<uint32_t>(entry / p.heads), static_cast<uint32_t>(entry % p.heads),
-            dropout_threshold(p.dropout)};
-  }
+  HeadDropout() = default;
+  __device__ __forceinline__ HeadDropout(const Attention& p, int64_t entry)
+      : seed(dropout_seed(p.seed)),
+        batch(static_cast<uint32_t>(entry / p.heads)),
+        head(static_cast<uint32_t>(entry % p.heads)),
+        threshold(dropout_threshold(p.dropout)) {}
 
   __device__ __forceinline__ bool active() const { return threshold > 0; }
 

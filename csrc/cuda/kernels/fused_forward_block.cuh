@@ -91,12 +91,9 @@ struct ForwardBlock {
 
   // Without a mask, tiles that all queries see are visited in a loop of their own. It ends where the next tile is not
   // a whole one, so that copies need no guard. Returns the tile it stopped at.
-  __device__ __forceinline__ uint32_t visit_open(uint32_t index, const KeyTiles& tiles) {
-    if (int64_t{index} * kKeys < place.every.begin) return index;
-    const uint32_t open_end = static_cast<uint32_t>(max_of(0, place.every.end) / kKeys);
-    const uint32_t whole_end = min(tiles.end, static_cast<uint32_t>(last_key() / kKeys));
-    const uint32_t end = whole_end == 0 ? 0 : min(open_end, whole_end - 1);
-    for (; index < end; ++index) {
+  __device__ __forceinline__ uint32_t visit_open(uint32_t index) {
+    if (index < place.open.begin) return index;
+    for (; index < place.open.end; ++index) {
       arrive();
       const uint32_t key = key_tile(), value = value_tile();
       buffer ^= 1;
@@ -116,7 +113,7 @@ struct ForwardBlock {
     if (index < tiles.end) load<true>(index, with_values);
     while (index < tiles.end) {
       if (kWay == Way::plain && !place.careful && !place.visibility.mask) {
-        index = visit_open(index, tiles);
+        index = visit_open(index);
         place.seen[buffer][threadIdx.x] = seen_keys(index);
       }
       const uint32_t following = next(index + 1, tiles.end, all, buffer ^ 1);

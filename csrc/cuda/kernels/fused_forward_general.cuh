@@ -297,8 +297,24 @@ struct GeneralForward {
     finish();
   }
 
+  // One vector of neighbouring columns, at once where it lies so.
+  template <class U>
+  static __device__ __forceinline__ void write(U* to, int64_t stride, int64_t count, const Acc* x, Acc factor) {
+    struct alignas(sizeof(U) * kVector) Out {
+      U x[kVector];
+    } out;
+#pragma unroll
+    for (int u = 0; u < kVector; ++u) out.x[u] = narrow<U>(x[u] * factor);
+    if (stride == 1 && count >= kVector && reinterpret_cast<uintptr_t>(to) % sizeof(Out) == 0) {
+      *reinterpret_cast<Out*>(to) = out;
+    } else {
+#pragma unroll
+      for (int u = 0; u < kVector; ++u)
+        if (u < count) to[u * stride] = out.x[u];
+    }
+  }
+
   __device__ __forceinline__ void finish() const {
-    T* const to = place.result(Placement<T>::kOutput);
     const Partials<Acc> partials(p, call.parts);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
@@ -307,11 +323,14 @@ struct GeneralForward {
       Acc* const part = call.parts > 1 ? partials.at(place.entry, query(i), place.part) : nullptr;
       const Acc factor = part || p.weights ? Acc{1} : inverse_sum(row_sum[i], call.keep_scale);
 #pragma unroll
-      for (int d = 0; d < kOutputs; ++d) {
-        const int64_t column = first_column + tx * kVector + d / kVector * kVector * kSide + d % kVector;
-        if (column >= p.value_dim) continue;
-        if (part) part[column] = output[i][d];
-        else to[query(i) * p.output.row_stride + column * p.output.col_stride] = narrow<T>(output[i][d] * factor);
+      for (int d = 0; d < kOutputs; d += kVector) {
+        const int64_t column = first_column + tx * kVector + d * kSide, left = p.value_dim - column;
+        if (part) {
+          write(part + column, 1, left, output[i] + d, factor);
+        } else {
+          T* const to = place.result(Placement<T>::kOutput) + query(i) * p.output.row_stride;
+          write(to + column * p.output.col_stride, p.output.col_stride, left, output[i] + d, factor);
+        }
       }
       if (part && statistics) {
         part[p.value_dim] = row_sum[i] == 0 ? Logits<Acc>::kMinusInfinity : row_max[i];
@@ -324,7 +343,7 @@ struct GeneralForward {
 };
 
 template <class T, int kPerThread, int kColumns>
-__global__ void __launch_bounds__(kSide* kSide)
+__global__ void __launch_bounds__(kSide* kSide, kPerThread == 1 ? 2 : 1)
     fused_forward_general(const __grid_constant__ ForwardCall<accumulate_t<T>> call) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ Placement<T> place;

@@ -84,7 +84,21 @@ MHA_DEVICE void write_row_statistics(const ForwardTile<Shape>& tile) {
     }
 }
 
-// Weights of a tile of keys; those of keys that no query sees are zeros and are written as well.
+// Four lanes that share a row exchange words: lane t gets word t of each, in their order.
+MHA_DEVICE void transpose_in_quad(uint32_t (&word)[4], int t) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      uint32_t &low = word[i], &high = word[i + step];
+      const uint32_t got = __shfl_xor_sync(~0u, t & step ? low : high, step);
+      (t & step ? low : high) = got;
+    }
+}
+
+// Weights of a tile of keys, in whole chunks of 16 bytes where they lie so; those of keys that no query sees are zeros
+// and are written as well.
 template <class Shape>
 MHA_DEVICE void write_weights(const ForwardTile<Shape>& tile, const float (&s)[Shape::kRowTiles][Shape::kKeys / 8][4],
                               int64_t first_key) {
@@ -94,23 +108,21 @@ MHA_DEVICE void write_weights(const ForwardTile<Shape>& tile, const float (&s)[S
 #pragma unroll
   for (int m = 0; m < Shape::kRowTiles; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int64_t query = tile.query_index(m, h);
-      if (query >= p.queries) continue;
-      const int64_t key = first_key + 2 * tile.t();
-      T* const to = weights + query * p.weights.row_stride + key * p.weights.col_stride;
-      const bool pairs = p.weights.col_stride == 1 && reinterpret_cast<uintptr_t>(to) % 4 == 0;
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int n = 0; n < Shape::kKeys / 8; ++n) {
-        const uint32_t two = pack<T>(s[m][n][2 * h], s[m][n][2 * h + 1]);
-        if (pairs && key + n * 8 + 1 < p.keys) {
-          *reinterpret_cast<uint32_t*>(to + n * 8) = two;
-        } else {
-          if (key + n * 8 < p.keys) to[n * 8 * p.weights.col_stride].bits = static_cast<uint16_t>(two);
-          if (key + n * 8 + 1 < p.keys) to[(n * 8 + 1) * p.weights.col_stride].bits = static_cast<uint16_t>(two >> 16);
-        }
+      for (int n = 0; n < Shape::kKeys / 8; n += 4) {
+        uint32_t word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = pack<T>(s[m][n + i][2 * h], s[m][n + i][2 * h + 1]);
+        transpose_in_quad(word, tile.t());
+        const int64_t query = tile.query_index(m, h), key = first_key + (n + tile.t()) * kChunk, left = p.keys - key;
+        if (query >= p.queries || left <= 0) continue;
+        T* const to = weights + query * p.weights.row_stride + key * p.weights.col_stride;
+        const uint4 x = make_uint4(word[0], word[1], word[2], word[3]);
+        if (p.weights.col_stride == 1 && left >= kChunk && reinterpret_cast<uintptr_t>(to) % 16 == 0)
+          *reinterpret_cast<uint4*>(to) = x;
+        else write_elements(to, p.weights.col_stride, x, static_cast<int>(min_of(kChunk, left)));
       }
-    }
 }
 
 }  // namespace mha::cuda

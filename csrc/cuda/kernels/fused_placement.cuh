@@ -13,8 +13,8 @@ struct Placement {
 
   int64_t entry, first_query, part;
   BatchVisibility visibility;
-  KeyRange every;  // keys that all queries of the block see, but for a mask
   KeyTiles tiles;  // of keys, for the block to visit
+  KeyTiles open;   // those of them that all queries see, but for a mask, and behind which comes another whole one
   HeadDropout dropout;
   // As the call has them. Read from here, what follows from them is not kept in registers from tile to tile.
   int head_dim, value_dim;
@@ -37,13 +37,15 @@ struct Placement {
       first_query = share.tile * rows;
       part = share.part;
       visibility = visibility_of(c.p.visibility, c.p.batch, share.entry, c.p.keys);
-      dropout = HeadDropout::of(c.p, share.entry);
+      dropout = HeadDropout(c.p, share.entry);
       head_dim = static_cast<int>(c.p.head_dim);
       value_dim = static_cast<int>(c.p.value_dim);
       careful = false;
       const TileReach reach(visibility, first_query, min_of(first_query + rows, c.p.queries));
-      every = reach.every;
       tiles = KeyTiles::of(c.logits.hidden_have_weight ? KeyRange{0, c.p.keys} : reach.some, keys, part, c.parts);
+      const int64_t whole_end = min_of(tiles.end, visibility.keys / keys);
+      open.begin = static_cast<uint32_t>(ceil_div(reach.every.begin, keys));
+      open.end = static_cast<uint32_t>(max_of(0, min_of(reach.every.end / keys, whole_end - 1)));
     }
     __syncthreads();
   }
