@@ -11,6 +11,7 @@ struct HeadDropout {
   uint64_t seed;
   uint32_t batch, head, threshold;
 
+  HeadDropout() = default;
   __device__ __forceinline__ HeadDropout(const Attention& p, int64_t entry)
       : seed(dropout_seed(p.seed)),
         batch(static_cast<uint32_t>(entry / p.heads)),

@@ -5,89 +5,60 @@
 
 namespace mha::cuda {
 
-// A tile of keys; seen: what the warp's row lane % kWarpRows sees of it.
-struct VisitedTile {
-  int64_t index;
-  uint64_t seen;
-};
-
 template <class Shape>
 struct ForwardBlock {
   using T = typename Shape::T;
+  using Tile = ForwardTile<Shape>;
   static constexpr Way kWay = Shape::kWay;
   static constexpr int kKeys = Shape::kKeys, kHead = Shape::kHead;
 
   const ForwardCall<float>& call;
-  const ForwardShare share;
-  const int64_t first_query;
-  const BatchVisibility visibility;
-  const bool all_keys;     // hidden keys have weight
-  const int64_t last_key;  // keys from here on have no weight, and are not read
+  Placement<T>& place;
   const uint32_t shared;
-  TileSource<T> queries, keys, values;
-  T* output;
-  KeyRange row_range;  // of the row that this lane looks at for its warp
-  int64_t row_query;
-  ForwardTile<Shape> tile;
-  int buffer = 0;
+  Tile tile;
+  uint32_t buffer = 0;  // 0 or 1: where the tile of keys at hand is, or comes to
 
-  __device__ __forceinline__ ForwardBlock(const ForwardCall<float>& c, int64_t block, uint32_t shared_memory)
-      : call(c),
-        share(c, block),
-        first_query(share.tile * Shape::kRows),
-        visibility(visibility_of(c.p.visibility, c.p.batch, share.entry, c.p.keys)),
-        all_keys(kWay != Way::plain && c.logits.hidden_have_weight),
-        last_key(all_keys ? c.p.keys : visibility.keys),
-        shared(shared_memory),
-        tile(c, share.entry, first_query + threadIdx.x / 32 * Shape::kWarpRows) {
-    const FusedForward& p = c.p;
-    int64_t at[4] = {};
-    const int64_t* const strides[4] = {p.query.batch_stride, p.key.batch_stride, p.value.batch_stride,
-                                       p.output.batch_stride};
-    entry_offsets(p.batch, share.entry, strides, at);
-    queries = {static_cast<const T*>(p.query.data) + at[0] + first_query * p.query.row_stride, p.query.row_stride,
-               p.query.col_stride, p.queries - first_query, static_cast<int>(p.head_dim)};
-    keys = {static_cast<const T*>(p.key.data) + at[1], p.key.row_stride, p.key.col_stride, last_key,
-            static_cast<int>(p.head_dim)};
-    values = {static_cast<const T*>(p.value.data) + at[2], p.value.row_stride, p.value.col_stride, last_key,
-              static_cast<int>(p.value_dim)};
-    output = static_cast<T*>(p.output.data) + at[3];
-    row_query = tile.first_query + threadIdx.x % Shape::kWarpRows;
-    row_range = row_query < p.queries ? visible_keys(visibility, row_query) : KeyRange{0, 0};
-  }
-
-  // Offsets of one entry in several tensors at once: the divisions are made once.
-  static __device__ __forceinline__ void entry_offsets(const BatchShape& batch, int64_t entry,
-                                                       const int64_t* const (&strides)[4], int64_t (&at)[4]) {
-    for (int d = batch.ndim - 1; d >= 0; --d) {
-      if (batch.size[d] == 1) continue;
-      const int64_t rest = entry / batch.size[d], i = entry - rest * batch.size[d];
-#pragma unroll
-      for (int n = 0; n < 4; ++n) at[n] += i * strides[n][d];
-      entry = rest;
-    }
-  }
+  __device__ __forceinline__ ForwardBlock(const ForwardCall<float>& c, Placement<T>& placement, uint32_t shared_memory)
+      : call(c), place(placement), shared(shared_memory), tile(c, placement) {}
 
   __device__ __forceinline__ uint32_t key_tile() const {
     return shared + Shape::kQueryBytes + buffer * 2 * Shape::kKeyBytes;
   }
   __device__ __forceinline__ uint32_t value_tile() const { return key_tile() + Shape::kKeyBytes; }
 
+  // Hidden keys have weight.
+  __device__ __forceinline__ bool all_keys() const { return kWay != Way::plain && call.logits.hidden_have_weight; }
+  // Keys from here on have no weight, and are not read.
+  __device__ __forceinline__ int64_t last_key() const { return all_keys() ? call.p.keys : place.visibility.keys; }
+
+  // Starts the copy of a tile; elements that are not in whole chunks are copied at once.
   template <int kRows, bool kGuarded>
   static __device__ __forceinline__ void copy(uint32_t to, const TileSource<T>& from, bool chunks) {
     if (kWay == Way::plain || chunks) ChunkCopy<T, kRows, kHead>::template run<kGuarded>(to, from);
     else copy_elements<T, kRows, kHead>(to, from);
   }
 
-  static __device__ __forceinline__ TileSource<T> from_row(const TileSource<T>& all, int64_t row) {
-    return {all.first + row * all.row_stride, all.row_stride, all.col_stride, all.rows - row, all.cols};
+  __device__ __forceinline__ void load_queries() const {
+    const Input& q = call.p.query;
+    const TileSource<T> from{place.input(Placement<T>::kQuery) + place.first_query * q.row_stride, q.row_stride,
+                             q.col_stride, call.p.queries - place.first_query, place.head_dim};
+    copy<Shape::kRows, true>(shared, from, call.query_chunks);
+    copy_commit();
   }
 
-  // Starts the copy of a tile of keys, and of values if wanted, to the buffer at hand.
+  // A tile of keys, and of values if wanted, to the buffer at hand.
   template <bool kGuarded>
-  __device__ __forceinline__ void load(int64_t index, bool with_values = true) const {
-    copy<kKeys, kGuarded>(key_tile(), from_row(keys, index * kKeys), call.key_chunks);
-    if (with_values) copy<kKeys, kGuarded>(value_tile(), from_row(values, index * kKeys), call.value_chunks);
+  __device__ __forceinline__ void load(uint32_t index, bool with_values = true) const {
+    const Input &k = call.p.key, &v = call.p.value;
+    const int64_t first = int64_t{index} * kKeys, rows = kGuarded ? last_key() - first : 0;
+    const TileSource<T> keys{place.input(Placement<T>::kKey) + first * k.row_stride, k.row_stride, k.col_stride, rows,
+                             place.head_dim};
+    copy<kKeys, kGuarded>(key_tile(), keys, call.key_chunks);
+    if (with_values) {
+      const TileSource<T> values{place.input(Placement<T>::kValue) + first * v.row_stride, v.row_stride, v.col_stride,
+                                 rows, place.value_dim};
+      copy<kKeys, kGuarded>(value_tile(), values, call.value_chunks);
+    }
     copy_commit();
   }
 
@@ -97,34 +68,40 @@ struct ForwardBlock {
     __syncthreads();
   }
 
-  __device__ __forceinline__ uint64_t seen_keys(int64_t index) const {
-    const int64_t first = index * kKeys;
-    uint64_t bits = range_bits(row_range, first);
-    if (visibility.mask && bits) bits = mask_bits<kKeys>(visibility, row_query, first, bits);
-    return bits;
+  // What the warp's row lane % kWarpRows sees of a tile.
+  __device__ __forceinline__ uint64_t seen_keys(uint32_t index) const {
+    const int64_t query = tile.first_query() + threadIdx.x % Shape::kWarpRows, first = int64_t{index} * kKeys;
+    if (query >= call.p.queries) return 0;
+    const uint64_t bits = range_bits(visible_keys(place.visibility, query), first);
+    return place.visibility.mask && bits ? mask_bits<kKeys>(place.visibility, query, first, bits) : bits;
   }
 
-  // The first tile from `index` on of which some query of the block sees a key, or `end`. all: wanted in any case.
-  __device__ __forceinline__ VisitedTile next(int64_t index, int64_t end, bool all) const {
+  // The first tile from `index` on of which some query of the block sees a key, or `end`. What is seen of it waits in
+  // shared memory for the time when buffer number `where` is worked on. all: wanted in any case.
+  __device__ __forceinline__ uint32_t next(uint32_t index, uint32_t end, bool all, uint32_t where) const {
     for (; index < end; ++index) {
       const uint64_t seen = seen_keys(index);
-      if (all || !visibility.mask || __syncthreads_or(seen != 0)) return {index, seen};
+      if (all || !place.visibility.mask || __syncthreads_or(seen != 0)) {
+        place.seen[where][threadIdx.x] = seen;
+        break;
+      }
     }
-    return {end, 0};
+    return index;
   }
 
   // Without a mask, tiles that all queries see are visited in a loop of their own. It ends where the next tile is not
   // a whole one, so that copies need no guard. Returns the tile it stopped at.
-  __device__ __forceinline__ int64_t visit_open(int64_t index, const KeyTiles& tiles) {
-    const TileReach reach(visibility, first_query, min_of(first_query + Shape::kRows, call.p.queries));
-    if (index * kKeys < reach.every.begin) return index;
-    const int64_t end = min_of(reach.every.end / kKeys, min_of(last_key / kKeys, tiles.end) - 1);
+  __device__ __forceinline__ uint32_t visit_open(uint32_t index, const KeyTiles& tiles) {
+    if (int64_t{index} * kKeys < place.every.begin) return index;
+    const uint32_t open_end = static_cast<uint32_t>(max_of(0, place.every.end) / kKeys);
+    const uint32_t whole_end = min(tiles.end, static_cast<uint32_t>(last_key() / kKeys));
+    const uint32_t end = whole_end == 0 ? 0 : min(open_end, whole_end - 1);
     for (; index < end; ++index) {
       arrive();
       const uint32_t key = key_tile(), value = value_tile();
       buffer ^= 1;
       load<false>(index + 1);
-      typename ForwardTile<Shape>::Scores s;
+      typename Tile::Scores s;
       tile.score(s, key);
       tile.template softmax<true>(s, false);
       tile.add(s, value, false);
@@ -132,74 +109,66 @@ struct ForwardBlock {
     return index;
   }
 
-  // step(tile, its keys, its values) for all tiles that are to be visited.
+  // step(first key, keys seen, tile of keys, tile of values) for all tiles that are to be visited.
   template <class Step>
-  __device__ __forceinline__ void visit(const KeyTiles& tiles, bool all, bool with_values, bool open_loop,
-                                        Step&& step) {
-    VisitedTile at = next(tiles.begin, tiles.end, all);
-    if (at.index < tiles.end) load<true>(at.index, with_values);
-    while (at.index < tiles.end) {
-      if (kWay == Way::plain && open_loop) {
-        const int64_t index = visit_open(at.index, tiles);
-        if (index != at.index) at = {index, seen_keys(index)};
+  __device__ __forceinline__ void visit(const KeyTiles& tiles, bool all, bool with_values, Step&& step) {
+    uint32_t index = next(tiles.begin, tiles.end, all, buffer);
+    if (index < tiles.end) load<true>(index, with_values);
+    while (index < tiles.end) {
+      if (kWay == Way::plain && !place.careful && !place.visibility.mask) {
+        index = visit_open(index, tiles);
+        place.seen[buffer][threadIdx.x] = seen_keys(index);
       }
-      const VisitedTile following = next(at.index + 1, tiles.end, all);
+      const uint32_t following = next(index + 1, tiles.end, all, buffer ^ 1);
       arrive();
       const uint32_t key = key_tile(), value = value_tile();
+      const uint64_t seen = place.seen[buffer][threadIdx.x];
       buffer ^= 1;
-      if (following.index < tiles.end) load<true>(following.index, with_values);
-      step(at, key, value);
-      at = following;
+      if (following < tiles.end) load<true>(following, with_values);
+      step(int64_t{index} * kKeys, seen, key, value);
+      index = following;
     }
   }
 
-  __device__ __forceinline__ KeyTiles tiles() const {
-    if (all_keys) return KeyTiles::of({0, call.p.keys}, kKeys, share.part, call.parts);
-    const TileReach reach(visibility, first_query, min_of(first_query + Shape::kRows, call.p.queries));
-    return KeyTiles::of(reach.some, kKeys, share.part, call.parts);
-  }
-
   // Whether the warp has anything to do with a tile.
-  __device__ __forceinline__ bool any_seen(const VisitedTile& at) const {
-    return all_keys || __any_sync(~0u, at.seen != 0);
-  }
+  __device__ __forceinline__ bool any_seen(uint64_t seen) const { return all_keys() || __any_sync(~0u, seen != 0); }
 
   // The online softmax over all keys; with kOutput the output as well.
   template <bool kOutput>
-  __device__ __forceinline__ void sum_over_keys(const HeadDropout& dropout, bool careful) {
-    visit(tiles(), all_keys, kOutput, !visibility.mask && !careful,
-          [&](const VisitedTile& at, uint32_t key, uint32_t value) {
-            if (!any_seen(at)) return;
-            typename ForwardTile<Shape>::Scores s;
-            tile.score(s, key);
-            tile.to_logits(s, at.index * kKeys, at.seen);
-            tile.template softmax<kOutput>(s, careful);
-            if constexpr (kOutput) {
-              if (kWay != Way::plain && dropout.active()) tile.drop(s, dropout, at.index * kKeys);
-              tile.add(s, value, careful);
-            }
-          });
+  __device__ __forceinline__ void sum_over_keys() {
+    const auto step = [&](int64_t first_key, uint64_t seen, uint32_t key, uint32_t value) {
+      if (!any_seen(seen)) return;
+      typename Tile::Scores s;
+      tile.score(s, key);
+      tile.to_logits(s, first_key, seen);
+      tile.template softmax<kOutput>(s, place.careful);
+      if constexpr (kOutput) {
+        if constexpr (kWay != Way::plain) tile.drop(s, first_key);
+        tile.add(s, value, place.careful);
+      }
+    };
+    visit(place.tiles, all_keys(), kOutput, step);
     tile.add_up_sums();
   }
 
-  // The second pass where weights are returned: all keys once more, now that their sum is known.
-  __device__ __forceinline__ void write_all_weights(const HeadDropout& dropout, bool careful) {
+  // The second pass where weights are returned: all keys once more, now that their sum is known. Weights of keys that
+  // nobody sees are zeros, and are written as well.
+  __device__ __forceinline__ void write_all_weights() {
     float inverse[Shape::kRowTiles][2];
     inverse_sums(inverse);
-    T* weights = matrix<T>(call.p.batch, share.entry, call.p.weights);
     __syncthreads();  // the first pass is done with the buffers
-    visit({0, ceil_div(call.p.keys, kKeys)}, true, true, false,
-          [&](const VisitedTile& at, uint32_t key, uint32_t value) {
-            typename ForwardTile<Shape>::Scores s = {};
-            if (any_seen(at)) {
-              tile.score(s, key);
-              tile.to_logits(s, at.index * kKeys, at.seen);
-              tile.normalise(s, inverse);
-              if (dropout.active()) tile.drop(s, dropout, at.index * kKeys);
-              tile.add(s, value, careful);
-            }
-            write_weights(tile, s, weights, at.index * kKeys);
-          });
+    const auto step = [&](int64_t first_key, uint64_t seen, uint32_t key, uint32_t value) {
+      typename Tile::Scores s = {};
+      if (any_seen(seen)) {
+        tile.score(s, key);
+        tile.to_logits(s, first_key, seen);
+        tile.normalise(s, inverse);
+        tile.drop(s, first_key);
+        tile.add(s, value, place.careful);
+      }
+      write_weights(tile, s, first_key);
+    };
+    visit(KeyTiles{0, static_cast<uint32_t>(ceil_div(call.p.keys, kKeys))}, true, true, step);
   }
 
   __device__ __forceinline__ void inverse_sums(float (&inverse)[Shape::kRowTiles][2]) const {
@@ -210,27 +179,28 @@ struct ForwardBlock {
   }
 
   __device__ __forceinline__ void run() {
-    const HeadDropout dropout(call.p, share.entry);
-    copy<Shape::kRows, true>(shared, queries, call.query_chunks);
-    copy_commit();
+    load_queries();
     arrive();
     tile.read_queries(shared);
     // A block whose output is not finite does it all again, in case what spoilt it was hidden.
-    for (bool careful = false;; careful = true) {
-      tile.begin(share.part == 0);
+    for (;;) {
+      tile.begin();
       if constexpr (kWay == Way::weights) {
-        sum_over_keys<false>(dropout, careful);
-        write_all_weights(dropout, careful);
+        sum_over_keys<false>();
+        write_all_weights();
       } else {
-        sum_over_keys<true>(dropout, careful);
+        sum_over_keys<true>();
       }
-      if (!__syncthreads_or(!tile.output_is_finite()) || careful) break;
+      if (!__syncthreads_or(!tile.output_is_finite()) || place.careful) break;
+      __syncthreads();
+      if (threadIdx.x == 0) place.careful = true;
+      __syncthreads();
     }
     finish();
   }
 
   __device__ __forceinline__ void finish() {
-    if (call.parts > 1) return write_partial(tile, share.part);
+    if (call.parts > 1) return write_partial(tile);
     float factor[Shape::kRowTiles][2];
     if constexpr (kWay == Way::weights) {
 #pragma unroll
@@ -238,17 +208,19 @@ struct ForwardBlock {
     } else {
       inverse_sums(factor);
     }
-    write_output(tile, factor, output, shared);
+    write_output(tile, factor, shared);
     write_row_statistics(tile);
   }
 };
 
 template <class T, int kHead, int kRowTiles, Way kWay>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     fused_forward_on_tensor_cores(const __grid_constant__ ForwardCall<float> call) {
+  using Shape = ForwardShape<T, kHead, kRowTiles, kWay>;
   extern __shared__ __align__(128) unsigned char shared[];
-  ForwardBlock<ForwardShape<T, kHead, kRowTiles, kWay>> block(call, call.first_block + blockIdx.x,
-                                                              shared_address(shared));
+  __shared__ Placement<T> place;
+  place.fill(call, call.first_block + blockIdx.x, Shape::kRows, Shape::kKeys);
+  ForwardBlock<Shape> block(call, place, shared_address(shared));
   block.run();
 }
 

@@ -6,6 +6,7 @@
 #include "../../core/strides.h"
 #include "fused_dropout.cuh"
 #include "fused_logits.cuh"
+#include "fused_visibility.cuh"
 
 namespace mha::cuda {
 
@@ -51,23 +52,16 @@ struct ForwardShare {
   }
 };
 
-// Writes a row's statistics; a row without weight is told by its sum.
-template <class Acc>
-MHA_DEVICE void write_statistics(const FusedForward& p, int64_t entry, int64_t query, Acc row_max, Acc row_sum) {
-  matrix<Acc>(p.batch, entry, p.row_max)[query * p.row_max.row_stride] =
-      row_sum == 0 ? Logits<Acc>::kMinusInfinity : row_max;
-  matrix<Acc>(p.batch, entry, p.row_sum)[query * p.row_sum.row_stride] = row_sum;
-}
-
-// Tiles [begin, end) of keys.
+// Tiles [begin, end) of keys. 32 bits are enough for 2^36 keys in tiles of 32, and registers are scarce.
 struct KeyTiles {
-  int64_t begin, end;
+  uint32_t begin, end;
 
   // Those that hold keys of `range`, of which `part` of `parts` is taken.
   static __device__ __forceinline__ KeyTiles of(const KeyRange& range, int tile, int64_t part, int64_t parts) {
     if (range.begin >= range.end) return {0, 0};
     const int64_t begin = range.begin / tile, count = ceil_div(range.end, tile) - begin;
-    return {begin + count * part / parts, begin + count * (part + 1) / parts};
+    return {static_cast<uint32_t>(begin + count * part / parts),
+            static_cast<uint32_t>(begin + count * (part + 1) / parts)};
   }
 };
 

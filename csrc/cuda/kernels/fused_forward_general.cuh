@@ -3,8 +3,7 @@
 // queries and some columns of the output. A thread has every 16th query and every 16th key of a tile, so half a warp
 // shares a row, and its softmax needs shuffles only.
 #pragma once
-#include "fused_forward_call.cuh"
-#include "fused_visibility.cuh"
+#include "fused_placement.cuh"
 
 namespace mha::cuda {
 
@@ -37,27 +36,27 @@ struct GeneralForward {
 
   const ForwardCall<Acc>& call;
   const FusedForward& p;
-  const ForwardShare share;
+  const Placement<T>& place;
+  const BatchVisibility& visibility;
   const int64_t first_query, first_column;
-  const BatchVisibility visibility;
-  const HeadDropout dropout;
+  const HeadDropout& dropout;
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
   Acc *factors, *weights;  // shared
   KeyRange range[kPerThread];
   Acc output[kPerThread][kOutputs], row_max[kPerThread], row_sum[kPerThread];  // row_sum: of the lane's keys
 
-  __device__ __forceinline__ GeneralForward(const ForwardCall<Acc>& c, int64_t block, int64_t column, Acc* shared)
+  __device__ __forceinline__ GeneralForward(const ForwardCall<Acc>& c, const Placement<T>& placement, int64_t column,
+                                            Acc* shared)
       : call(c),
         p(c.p),
-        share(c, block),
-        first_query(share.tile * Shape::kRows),
+        place(placement),
+        visibility(placement.visibility),
+        first_query(placement.first_query),
         first_column(column),
-        visibility(visibility_of(p.visibility, p.batch, share.entry, p.keys)),
-        dropout(p, share.entry),
+        dropout(placement.dropout),
         factors(shared),
         weights(shared + Shape::kShared) {
-    const Acc sink = p.sinks && share.part == 0 ? widen(*matrix<const T>(p.batch, share.entry, p.sinks))
-                                                : Logits<Acc>::kMinusInfinity;
+    const Acc sink = place.sink();
     const bool there = sink != Logits<Acc>::kMinusInfinity;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
@@ -142,7 +141,7 @@ struct GeneralForward {
   }
 
   __device__ __forceinline__ void to_logits(Scores& s, int64_t first_key, uint32_t seen) const {
-    const T* bias = p.bias ? matrix<const T>(p.batch, share.entry, p.bias) : nullptr;
+    const T* const bias = place.input(Placement<T>::kBias);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i)
 #pragma unroll
@@ -157,8 +156,9 @@ struct GeneralForward {
       }
   }
 
-  // Logits to weights relative to the maximum so far; "zero hides": what has no weight any more is gone.
-  __device__ __forceinline__ void softmax(Scores& s) {
+  // Logits to weights relative to the maximum so far, and the output, if there is one, is rescaled to it; "zero hides":
+  // what has no weight any more is gone.
+  __device__ __forceinline__ void softmax(Scores& s, bool rescale_output) {
     const Acc c = call.logits.c;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
@@ -176,6 +176,7 @@ struct GeneralForward {
         s[i][j] = Logits<Acc>::weight(s[i][j], after, c, scaled());
         row_sum[i] += s[i][j];
       }
+      if (!rescale_output) continue;
 #pragma unroll
       for (int d = 0; d < kOutputs; ++d) output[i][d] = factor == 0 ? Acc{0} : output[i][d] * factor;
     }
@@ -218,7 +219,7 @@ struct GeneralForward {
   }
 
   __device__ __forceinline__ void write_weights(const Scores& s, int64_t first_key) const {
-    T* const to = matrix<T>(p.batch, share.entry, p.weights);
+    T* const to = place.result(Placement<T>::kWeights);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i)
 #pragma unroll
@@ -271,18 +272,18 @@ struct GeneralForward {
 
   // One pass over tiles of keys: the online softmax, or, once the sums are known, the weights.
   __device__ __forceinline__ void pass(const KeyTiles& tiles, bool all, bool with_values, bool normalised) {
-    const T* const queries = matrix<const T>(p.batch, share.entry, p.query) + first_query * p.query.row_stride;
-    const T* const keys = matrix<const T>(p.batch, share.entry, p.key);
-    const T* const values = matrix<const T>(p.batch, share.entry, p.value) + first_column * p.value.col_stride;
-    for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-      const int64_t first_key = tile * kKeys;
+    const T* const queries = place.input(Placement<T>::kQuery) + first_query * p.query.row_stride;
+    const T* const keys = place.input(Placement<T>::kKey);
+    const T* const values = place.input(Placement<T>::kValue) + first_column * p.value.col_stride;
+    for (uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+      const int64_t first_key = int64_t{tile} * kKeys;
       const uint32_t seen = seen_keys(first_key);
       if (!all && visibility.mask && !__syncthreads_or(seen != 0)) continue;
       Scores s;
       score(s, queries, keys, first_key);
       to_logits(s, first_key, seen);
       if (normalised) normalise(s);
-      else softmax(s);
+      else softmax(s, with_values);
       if (dropout.active() && with_values) drop(s, first_key);
       if (normalised && first_column == 0) write_weights(s, first_key);
       if (with_values) add_values(s, values, first_key);
@@ -290,50 +291,65 @@ struct GeneralForward {
     if (!normalised) add_up_sums();
   }
 
-  __device__ __forceinline__ KeyTiles tiles() const {
-    if (call.logits.hidden_have_weight) return KeyTiles::of({0, p.keys}, kKeys, share.part, call.parts);
-    const TileReach reach(visibility, first_query, min_of(first_query + Shape::kRows, p.queries));
-    return KeyTiles::of(reach.some, kKeys, share.part, call.parts);
-  }
-
   __device__ __forceinline__ void run() {
-    pass(tiles(), call.logits.hidden_have_weight, !p.weights, false);
-    if (p.weights) pass({0, ceil_div(p.keys, kKeys)}, true, true, true);
+    pass(place.tiles, call.logits.hidden_have_weight, !p.weights, false);
+    if (p.weights) pass({0, static_cast<uint32_t>(ceil_div(p.keys, kKeys))}, true, true, true);
     finish();
   }
 
+  // One vector of neighbouring columns, at once where it lies so.
+  template <class U>
+  static __device__ __forceinline__ void write(U* to, int64_t stride, int64_t count, const Acc* x, Acc factor) {
+    struct alignas(sizeof(U) * kVector) Out {
+      U x[kVector];
+    } out;
+#pragma unroll
+    for (int u = 0; u < kVector; ++u) out.x[u] = narrow<U>(x[u] * factor);
+    if (stride == 1 && count >= kVector && reinterpret_cast<uintptr_t>(to) % sizeof(Out) == 0) {
+      *reinterpret_cast<Out*>(to) = out;
+    } else {
+#pragma unroll
+      for (int u = 0; u < kVector; ++u)
+        if (u < count) to[u * stride] = out.x[u];
+    }
+  }
+
   __device__ __forceinline__ void finish() const {
-    T* const to = matrix<T>(p.batch, share.entry, p.output);
     const Partials<Acc> partials(p, call.parts);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       if (query(i) >= p.queries) continue;
       const bool statistics = tx == 0 && first_column == 0;
-      Acc* const part = call.parts > 1 ? partials.at(share.entry, query(i), share.part) : nullptr;
+      Acc* const part = call.parts > 1 ? partials.at(place.entry, query(i), place.part) : nullptr;
       const Acc factor = part || p.weights ? Acc{1} : inverse_sum(row_sum[i], call.keep_scale);
 #pragma unroll
-      for (int d = 0; d < kOutputs; ++d) {
-        const int64_t column = first_column + tx * kVector + d / kVector * kVector * kSide + d % kVector;
-        if (column >= p.value_dim) continue;
-        if (part) part[column] = output[i][d];
-        else to[query(i) * p.output.row_stride + column * p.output.col_stride] = narrow<T>(output[i][d] * factor);
+      for (int d = 0; d < kOutputs; d += kVector) {
+        const int64_t column = first_column + tx * kVector + d * kSide, left = p.value_dim - column;
+        if (part) {
+          write(part + column, 1, left, output[i] + d, factor);
+        } else {
+          T* const to = place.result(Placement<T>::kOutput) + query(i) * p.output.row_stride;
+          write(to + column * p.output.col_stride, p.output.col_stride, left, output[i] + d, factor);
+        }
       }
       if (part && statistics) {
         part[p.value_dim] = row_sum[i] == 0 ? Logits<Acc>::kMinusInfinity : row_max[i];
         part[p.value_dim + 1] = row_sum[i];
       } else if (p.row_max && statistics) {
-        write_statistics(p, share.entry, query(i), row_max[i], row_sum[i]);
+        place.write_statistics(p, query(i), row_max[i], row_sum[i]);
       }
     }
   }
 };
 
 template <class T, int kPerThread, int kColumns>
-__global__ void __launch_bounds__(kSide* kSide)
+__global__ void __launch_bounds__(kSide* kSide, kPerThread == 1 ? 2 : 1)
     fused_forward_general(const __grid_constant__ ForwardCall<accumulate_t<T>> call) {
   extern __shared__ __align__(128) unsigned char shared[];
-  GeneralForward<GeneralShape<T, kPerThread, kColumns>> block(
-      call, call.first_block + blockIdx.x, int64_t{blockIdx.y} * kColumns, reinterpret_cast<accumulate_t<T>*>(shared));
+  __shared__ Placement<T> place;
+  using Shape = GeneralShape<T, kPerThread, kColumns>;
+  place.fill(call, call.first_block + blockIdx.x, Shape::kRows, Shape::kKeys);
+  GeneralForward<Shape> block(call, place, int64_t{blockIdx.y} * kColumns, reinterpret_cast<accumulate_t<T>*>(shared));
   block.run();
 }
 

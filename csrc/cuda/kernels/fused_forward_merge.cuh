@@ -37,7 +37,11 @@ __global__ void __launch_bounds__(kMergeThreads)
     }
     output[d * p.output.col_stride] = narrow<T>(total * inverse);
   }
-  if (p.row_max && threadIdx.x == 0) write_statistics(p, entry, query, max, sum);
+  if (p.row_max && threadIdx.x == 0) {
+    // A row without weight is told by its sum.
+    matrix<Acc>(p.batch, entry, p.row_max)[query * p.row_max.row_stride] = sum == 0 ? Logits<Acc>::kMinusInfinity : max;
+    matrix<Acc>(p.batch, entry, p.row_sum)[query * p.row_sum.row_stride] = sum;
+  }
 }
 
 }  // namespace mha::cuda

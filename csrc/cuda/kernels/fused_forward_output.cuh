@@ -16,7 +16,7 @@ MHA_DEVICE void write_elements(T* to, int64_t stride, uint4 x, int count) {
 // The warp's rows go to shared memory, where its queries were, and from there in whole chunks to global memory.
 template <class Shape>
 MHA_DEVICE void write_output(const ForwardTile<Shape>& tile, const float (&factor)[Shape::kRowTiles][2],
-                             typename Shape::T* output, uint32_t shared) {
+                             uint32_t shared) {
   using T = typename Shape::T;
   using Layout = TileLayout<Shape::kHead>;
   const FusedForward& p = tile.call.p;
@@ -28,15 +28,17 @@ MHA_DEVICE void write_output(const ForwardTile<Shape>& tile, const float (&facto
 #pragma unroll
       for (int n = 0; n < Shape::kHead / 8; ++n) {
         const float (&x)[4] = tile.output[m][n];
-        store_shared(shared + Layout::offset(warp_row + tile.row(m, h), n) + tile.t * 4,
+        store_shared(shared + Layout::offset(warp_row + tile.row(m, h), n) + tile.t() * 4,
                      pack<T>(x[2 * h] * factor[m][h], x[2 * h + 1] * factor[m][h]));
       }
   __syncwarp();
   constexpr int kChunks = Shape::kHead / kChunk;
+  const int64_t first_query = tile.first_query();
+  T* const output = tile.place.result(Placement<T>::kOutput);
 #pragma unroll 4
   for (int i = lane; i < Shape::kWarpRows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks, left = static_cast<int>(p.value_dim) - chunk * kChunk;
-    const int64_t query = tile.first_query + row;
+    const int64_t query = first_query + row;
     if (query >= p.queries || left <= 0) continue;
     const uint4 x = load_shared_16(shared + Layout::offset(warp_row + row, chunk));
     T* to = output + query * p.output.row_stride + chunk * kChunk * p.output.col_stride;
@@ -47,23 +49,23 @@ MHA_DEVICE void write_output(const ForwardTile<Shape>& tile, const float (&facto
 
 // A part of the keys leaves its sums as they are.
 template <class Shape>
-MHA_DEVICE void write_partial(const ForwardTile<Shape>& tile, int64_t part) {
+MHA_DEVICE void write_partial(const ForwardTile<Shape>& tile) {
   const Partials<float> partials(tile.call.p, tile.call.parts);
 #pragma unroll
   for (int m = 0; m < Shape::kRowTiles; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t query = tile.first_query + tile.row(m, h);
+      const int64_t query = tile.query_index(m, h);
       if (query >= partials.queries) continue;
-      float* to = partials.at(tile.entry, query, part);
+      float* to = partials.at(tile.place.entry, query, tile.place.part);
 #pragma unroll
       for (int n = 0; n < Shape::kHead / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int d = n * 8 + 2 * tile.t + e;
+          const int d = n * 8 + 2 * tile.t() + e;
           if (d < partials.value_dim) to[d] = tile.output[m][n][2 * h + e];
         }
-      if (tile.t != 0) continue;
+      if (tile.t() != 0) continue;
       to[partials.value_dim] = tile.row_sum[m][h] == 0 ? Logits<float>::kMinusInfinity : tile.row_max[m][h];
       to[partials.value_dim + 1] = tile.row_sum[m][h];
     }
@@ -71,42 +73,56 @@ MHA_DEVICE void write_partial(const ForwardTile<Shape>& tile, int64_t part) {
 
 template <class Shape>
 MHA_DEVICE void write_row_statistics(const ForwardTile<Shape>& tile) {
-  if (!tile.call.p.row_max || tile.t != 0) return;
+  if (!tile.call.p.row_max || tile.t() != 0) return;
 #pragma unroll
   for (int m = 0; m < Shape::kRowTiles; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t query = tile.first_query + tile.row(m, h);
+      const int64_t query = tile.query_index(m, h);
       if (query < tile.call.p.queries)
-        write_statistics(tile.call.p, tile.entry, query, tile.row_max[m][h], tile.row_sum[m][h]);
+        tile.place.write_statistics(tile.call.p, query, tile.row_max[m][h], tile.row_sum[m][h]);
     }
 }
 
-// Weights of a tile of keys; those of keys that no query sees are zeros and are written as well.
+// Four lanes that share a row exchange words: lane t gets word t of each, in their order.
+MHA_DEVICE void transpose_in_quad(uint32_t (&word)[4], int t) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      uint32_t &low = word[i], &high = word[i + step];
+      const uint32_t got = __shfl_xor_sync(~0u, t & step ? low : high, step);
+      (t & step ? low : high) = got;
+    }
+}
+
+// Weights of a tile of keys, in whole chunks of 16 bytes where they lie so; those of keys that no query sees are zeros
+// and are written as well.
 template <class Shape>
 MHA_DEVICE void write_weights(const ForwardTile<Shape>& tile, const float (&s)[Shape::kRowTiles][Shape::kKeys / 8][4],
-                              typename Shape::T* weights, int64_t first_key) {
+                              int64_t first_key) {
+  using T = typename Shape::T;
   const FusedForward& p = tile.call.p;
+  T* const weights = tile.place.result(Placement<T>::kWeights);
 #pragma unroll
   for (int m = 0; m < Shape::kRowTiles; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int64_t query = tile.first_query + tile.row(m, h);
-      if (query >= p.queries) continue;
-      const int64_t key = first_key + 2 * tile.t;
-      typename Shape::T* to = weights + query * p.weights.row_stride + key * p.weights.col_stride;
-      const bool pairs = p.weights.col_stride == 1 && reinterpret_cast<uintptr_t>(to) % 4 == 0;
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int n = 0; n < Shape::kKeys / 8; ++n) {
-        const uint32_t two = pack<typename Shape::T>(s[m][n][2 * h], s[m][n][2 * h + 1]);
-        if (pairs && key + n * 8 + 1 < p.keys) {
-          *reinterpret_cast<uint32_t*>(to + n * 8) = two;
-        } else {
-          if (key + n * 8 < p.keys) to[n * 8 * p.weights.col_stride].bits = static_cast<uint16_t>(two);
-          if (key + n * 8 + 1 < p.keys) to[(n * 8 + 1) * p.weights.col_stride].bits = static_cast<uint16_t>(two >> 16);
-        }
+      for (int n = 0; n < Shape::kKeys / 8; n += 4) {
+        uint32_t word[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = pack<T>(s[m][n + i][2 * h], s[m][n + i][2 * h + 1]);
+        transpose_in_quad(word, tile.t());
+        const int64_t query = tile.query_index(m, h), key = first_key + (n + tile.t()) * kChunk, left = p.keys - key;
+        if (query >= p.queries || left <= 0) continue;
+        T* const to = weights + query * p.weights.row_stride + key * p.weights.col_stride;
+        const uint4 x = make_uint4(word[0], word[1], word[2], word[3]);
+        if (p.weights.col_stride == 1 && left >= kChunk && reinterpret_cast<uintptr_t>(to) % 16 == 0)
+          *reinterpret_cast<uint4*>(to) = x;
+        else write_elements(to, p.weights.col_stride, x, static_cast<int>(min_of(kChunk, left)));
       }
-    }
 }
 
 }  // namespace mha::cuda

@@ -8,9 +8,8 @@
 // "FlashAttention-2", 2023. Tiles, their sums and the row statistics live in registers; here is what becomes of them,
 // in fused_forward_block.cuh which tiles are visited.
 #pragma once
-#include "fused_forward_call.cuh"
+#include "fused_placement.cuh"
 #include "fused_values.cuh"
-#include "fused_visibility.cuh"
 
 namespace mha::cuda {
 
@@ -39,18 +38,25 @@ struct ForwardTile {
   using Scores = float[kRowTiles][kKeys / 8][4];
 
   const ForwardCall<float>& call;
-  const int64_t entry, first_query;  // first_query: the warp's
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const Placement<T>& place;
   TileFragments<kHead> queries;
   uint32_t query[Shape::kQueriesInRegisters ? kHead / 16 : 1][kRowTiles][4];
   float output[kRowTiles][kHead / 8][4];
   float row_max[kRowTiles][2], row_sum[kRowTiles][2];  // of rows g and g + 8; row_sum: of the lane's keys
 
-  __device__ __forceinline__ ForwardTile(const ForwardCall<float>& c, int64_t e, int64_t q)
-      : call(c), entry(e), first_query(q) {}
+  __device__ __forceinline__ ForwardTile(const ForwardCall<float>& c, const Placement<T>& placement)
+      : call(c), place(placement) {}
 
+  // The lane's place in tiles C (primitives.cuh).
+  static __device__ __forceinline__ int g() { return threadIdx.x % 32 / 4; }
+  static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
   __device__ __forceinline__ bool scaled() const { return kWay != Way::plain && call.logits.scaled; }
-  __device__ __forceinline__ int row(int m, int h) const { return m * 16 + h * 8 + g; }
+  // Of the warp's rows, and of all queries.
+  __device__ __forceinline__ int row(int m, int h) const { return m * 16 + h * 8 + g(); }
+  __device__ __forceinline__ int64_t query_index(int m, int h) const { return first_query() + row(m, h); }
+  __device__ __forceinline__ int64_t first_query() const {
+    return place.first_query + threadIdx.x / 32 * Shape::kWarpRows;
+  }
 
   __device__ __forceinline__ void read_queries(uint32_t tile) {
     queries = TileFragments<kHead>::rows_first(tile, threadIdx.x / 32 * Shape::kWarpRows);
@@ -62,18 +68,16 @@ struct ForwardTile {
     }
   }
 
-  // The sink is a key without value; part 0 of the keys has it.
-  __device__ __forceinline__ void begin(bool with_sink) {
-    float sink = Logits<float>::kMinusInfinity;
-    if (kWay != Way::plain && with_sink && call.p.sinks)
-      sink = widen(*matrix<const T>(call.p.batch, entry, call.p.sinks));
+  // The sink is a key without value.
+  __device__ __forceinline__ void begin() {
+    const float sink = kWay == Way::plain ? Logits<float>::kMinusInfinity : place.sink();
     const bool there = sink != Logits<float>::kMinusInfinity;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         row_max[m][h] = there ? sink : Logits<float>::kNothingYet;
-        row_sum[m][h] = there && t == 0 ? 1.0f : 0.0f;
+        row_sum[m][h] = there && t() == 0 ? 1.0f : 0.0f;
       }
 #pragma unroll
       for (int n = 0; n < kHead / 8; ++n)
@@ -118,13 +122,13 @@ struct ForwardTile {
 
   // Scores to what the exponential takes. `seen`: of the warp's row lane % kWarpRows, one bit per key that it sees.
   __device__ __forceinline__ void to_logits(Scores& s, int64_t first_key, uint64_t seen) const {
-    const uint64_t existing = first_bits(call.p.keys - first_key) >> 2 * t;
+    const uint64_t existing = first_bits(call.p.keys - first_key) >> 2 * t();
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint64_t bits = __shfl_sync(~0u, seen, row(m, h)) >> 2 * t;
-        if (scaled()) add_options(s[m], h, first_query + row(m, h), first_key, bits);
+        const uint64_t bits = __shfl_sync(~0u, seen, row(m, h)) >> 2 * t();
+        if (scaled()) add_options(s[m], h, query_index(m, h), first_key, bits);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
@@ -137,12 +141,11 @@ struct ForwardTile {
   }
 
   // Scale, softcap and bias of a row; the bias is read only where the key is seen.
-  __device__ __forceinline__ void add_options(float (&s)[kKeys / 8][4], int h, int64_t query_index, int64_t first_key,
+  __device__ __forceinline__ void add_options(float (&s)[kKeys / 8][4], int h, int64_t query, int64_t first_key,
                                               uint64_t bits) const {
     const Input& bias = call.p.bias;
-    const T* from = bias ? matrix<const T>(call.p.batch, entry, bias) + query_index * bias.row_stride +
-                               (first_key + 2 * t) * bias.col_stride
-                         : nullptr;
+    const T* from = place.input(Placement<T>::kBias);
+    if (from) from += query * bias.row_stride + (first_key + 2 * t()) * bias.col_stride;
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
@@ -209,12 +212,13 @@ struct ForwardTile {
           }
   }
 
-  __device__ __forceinline__ void drop(Scores& s, const HeadDropout& dropout, int64_t first_key) const {
+  __device__ __forceinline__ void drop(Scores& s, int64_t first_key) const {
+    if (!place.dropout.active()) return;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint64_t kept = kept_in_quad<kKeys>(dropout, first_query + row(m, h), first_key);
+        const uint64_t kept = kept_in_quad<kKeys>(place.dropout, query_index(m, h), first_key);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll

@@ -97,28 +97,31 @@ inline bool lies_in_chunks(const BatchShape& batch, const Strided<Pointer>& stac
   return lies_in_chunks(batch, stack.data, stack.batch_stride, stack.row_stride, stack.col_stride, cols);
 }
 
-// Fragments (primitives.cuh) of a tile. Each lane keeps the address of its row; only the exchanged column changes.
+// Fragments (primitives.cuh) of a tile. Each lane keeps the address of chunk 0 or 1 of its row, column exchanged; other
+// chunks differ in bits that nothing is added to, since tiles are aligned to 128 bytes.
 template <int kHead>
 struct TileFragments {
   using Layout = TileLayout<kHead>;
-  uint32_t row;       // address of the lane's row in the first group of 16 rows
-  uint32_t exchange;  // of that row; the same in all groups
-  uint32_t half;      // chunk 0 or 1 of a pair
+  uint32_t first;
 
-  // A: 16 rows of queries, depth along the head. Also B of a transposed product: 16 keys, columns along the head.
+  static __device__ __forceinline__ TileFragments of(uint32_t tile, int row, int chunk) {
+    return {tile + Layout::offset(row, chunk)};
+  }
+  // A: 16 rows of queries, depth along the head. Also B where the head is along the columns: 16 keys, transposed.
   static __device__ __forceinline__ TileFragments rows_first(uint32_t tile, int first_row) {
-    const int lane = threadIdx.x % 32, r = first_row + lane % 16;
-    return {tile + r * Layout::kPitch, Layout::exchange(r), static_cast<uint32_t>(lane / 16)};
+    const int lane = threadIdx.x % 32;
+    return of(tile, first_row + lane % 16, lane / 16);
   }
   // B: two groups of 8 keys, depth along the head.
   static __device__ __forceinline__ TileFragments depth_first(uint32_t tile) {
-    const int lane = threadIdx.x % 32, r = lane % 8 + lane / 16 * 8;
-    return {tile + r * Layout::kPitch, Layout::exchange(r), static_cast<uint32_t>(lane / 8 % 2)};
+    const int lane = threadIdx.x % 32;
+    return of(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2);
   }
 
   // Address of the lane's part of chunks 2 * pair and 2 * pair + 1, rows 16 * group on.
   __device__ __forceinline__ uint32_t at(int group, int pair) const {
-    return row + group * 16 * Layout::kPitch + (((2 * pair + half) ^ exchange) << 4);
+    const int chunk = 2 * pair % Layout::kColumns, columns = 2 * pair - chunk;
+    return (first ^ chunk << 4) + group * 16 * Layout::kPitch + columns * 16;
   }
 };
 

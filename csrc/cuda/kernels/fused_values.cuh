@@ -75,47 +75,43 @@ MHA_DEVICE float unbounded_sum(float codes) {
   return plus ? __int_as_float(0x7F800000) : minus ? __int_as_float(0xFF800000) : 0.0f;
 }
 
-// add_values() by that rule.
+// add_values() by that rule. The columns are taken eight at a time in a loop that is not unrolled: a slow way should
+// not need more registers than the fast one. So the output, which registers hold, is not indexed but searched.
 template <class T, int kRowTiles, int kKeys, int kHead>
 MHA_DEVICE void add_values_carefully(float (&output)[kRowTiles][kHead / 8][4],
                                      const float (&weights)[kRowTiles][kKeys / 8][4],
                                      const TileFragments<kHead>& values) {
   constexpr uint32_t kOne = Unbounded<T>::kOne;
-  uint32_t a[kRowTiles][kKeys / 16][4], nonzero[kRowTiles][kKeys / 16][4];
 #pragma unroll
-  for (int m = 0; m < kRowTiles; ++m)
+  for (int m = 0; m < kRowTiles; ++m) {
+    uint32_t a[kKeys / 16][4], nonzero[kKeys / 16][4];
 #pragma unroll
     for (int s = 0; s < kKeys / 16; ++s) {
-      weights_of_step<T>(a[m][s], weights[m], s);
+      weights_of_step<T>(a[s], weights[m], s);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float (&two)[4] = weights[m][2 * s + e / 2];
-        nonzero[m][s][e] = (two[e % 2 * 2] != 0 ? kOne : 0) | (two[e % 2 * 2 + 1] != 0 ? kOne << 16 : 0);
+        nonzero[s][e] = (two[e % 2 * 2] != 0 ? kOne : 0) | (two[e % 2 * 2 + 1] != 0 ? kOne << 16 : 0);
       }
     }
+#pragma unroll 1
+    for (int n = 0; n < kHead / 8; ++n) {
+      float sum[4] = {}, codes[4] = {};
 #pragma unroll
-  for (int n = 0; n < kHead / 16; ++n) {
-    float codes[kRowTiles][2][4] = {};
+      for (int s = 0; s < kKeys / 16; ++s) {
+        uint32_t b[4];
+        load_matrices_transposed(b, values.at(s, n / 2));
+        uint32_t low = n % 2 ? b[2] : b[0], high = n % 2 ? b[3] : b[1];
+        const uint32_t low_code = take_unbounded<T>(low), high_code = take_unbounded<T>(high);
+        mma<T>(sum, a[s], low, high);
+        mma<T>(codes, nonzero[s], low_code, high_code);
+      }
 #pragma unroll
-    for (int s = 0; s < kKeys / 16; ++s) {
-      uint32_t b[4], code[4];
-      load_matrices_transposed(b, values.at(s, n));
+      for (int i = 0; i < kHead / 8; ++i)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) code[i] = take_unbounded<T>(b[i]);
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          mma<T>(output[m][2 * n + i], a[m][s], b[2 * i], b[2 * i + 1]);
-          mma<T>(codes[m][i], nonzero[m][s], code[2 * i], code[2 * i + 1]);
-        }
+        for (int e = 0; e < 4; ++e)
+          if (i == n) output[m][i][e] += sum[e] + unbounded_sum(codes[e]);
     }
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) output[m][2 * n + i][e] += unbounded_sum(codes[m][i][e]);
   }
 }
 

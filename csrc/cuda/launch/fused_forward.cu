@@ -60,8 +60,13 @@ cudaError_t general(const FusedForward& p, cudaStream_t stream) {
   constexpr int kFewQueries = 16;  // as many as a block has rows of threads
   const auto call = make_call<accumulate_t<T>>(p);
   cudaError_t error;
-  if (p.queries <= kFewQueries) error = general_shape<T, 1, 64>(call, stream);
-  else error = p.value_dim <= 64 ? general_shape<T, 4, 64>(call, stream) : general_shape<T, 4, 128>(call, stream);
+  if (p.queries <= kFewQueries) {
+    error = general_shape<T, 1, 64>(call, stream);
+  } else if constexpr (sizeof(T) == 8) {
+    error = general_shape<T, 4, 64>(call, stream);  // more columns would not fit into the registers
+  } else {
+    error = p.value_dim <= 64 ? general_shape<T, 4, 64>(call, stream) : general_shape<T, 4, 128>(call, stream);
+  }
   return error != cudaSuccess ? error : merge<T>(call, stream);
 }
 
