@@ -243,8 +243,10 @@ struct GradBlock {
   }
 };
 
+// Two blocks of a multiprocessor leave each thread as many registers as an instruction can name. Left alone, the
+// compiler may aim at three, and spill.
 template <class T, int kHead, bool kKeysStay, GradWay kWay>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     fused_backward_on_tensor_cores(const __grid_constant__ GradCall<float> call) {
   GradBlock<GradShape<T, kHead, kKeysStay, kWay>> block(call);
   block.run();
