@@ -23,8 +23,10 @@ struct ForwardShape {
   static constexpr int kHead = kHead_, kRowTiles = kRowTiles_;
   static constexpr Way kWay = kWay_;
   static constexpr int kWarpRows = 16 * kRowTiles, kRows = kThreads / 32 * kWarpRows;
-  // 256 wide keys and values, twice, and their queries still fit into 99 KB, which every architecture has.
-  static constexpr int kKeys = kHead == 256 ? 32 : 64;
+  // 32 where heads are 256 wide: keys and values, twice, and their queries still fit into 99 KB, which every
+  // architecture has. And where 32 queries a warp have 128 wide heads: registers hold it without spills, and two blocks
+  // fit into 164 KB.
+  static constexpr int kKeys = kHead * kRowTiles >= 256 ? 32 : 64;
   static constexpr bool kQueriesInRegisters = kHead * kRowTiles <= 128;  // 16 * kRowTiles registers at most
   static constexpr int kQueryBytes = kRows * kHead * 2, kKeyBytes = kKeys * kHead * 2;
   static constexpr int kSharedBytes = kQueryBytes + 4 * kKeyBytes;
