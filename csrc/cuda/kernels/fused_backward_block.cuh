@@ -143,7 +143,7 @@ struct GradBlock {
     const int64_t first_query = kKeysStay ? index * kMoving : stay, first_key = kKeysStay ? stay : index * kMoving;
     const PairShare<Shape::kQueries, Shape::kKeys> share;
     if constexpr (kOptions)
-      if (call.drops) share.keep(bits(), HeadDropout::of(p, entry), first_query, first_key);
+      if (call.drops) share.keep(bits(), HeadDropout(p, entry), first_query, first_key);
     const bool any = share.see(bits(), rules.visibility, p.queries, first_query, first_key);
     if (!__syncthreads_or(any) && !call.logits.hidden_have_weight) return;
     typename Tile::Pairs s, grads;

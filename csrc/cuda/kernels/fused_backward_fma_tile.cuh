@@ -124,7 +124,7 @@ struct FmaPairs {
       const int64_t i = query + a;
       const GradRow<Acc> row = rows[i - first_query];
       const uint32_t kept =
-          drops ? HeadDropout::of(rules.p, rules.entry).kept(i, key / kKeysPerBlock) >> (key % kKeysPerBlock) : 0xFF;
+          drops ? HeadDropout(rules.p, rules.entry).kept(i, key / kKeysPerBlock) >> (key % kKeysPerBlock) : 0xFF;
 #pragma unroll
       for (int b = 0; b < kFmaOwn; ++b) {
         const int r = kKeysStay ? b : a, c = kKeysStay ? a : b;
