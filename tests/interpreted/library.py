@@ -17,7 +17,7 @@ from torch.utils import cpp_extension
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("csrc/core", "csrc/cuda", "csrc/ops", "tests/ptxvm", "tests/interpreted")
 SUFFIXES = (".h", ".cpp", ".inl", ".cu", ".cuh", ".py")
-ARCHITECTURES = (80,)
+ARCHITECTURES = (80, 90)
 
 
 def why_not() -> str | None:
