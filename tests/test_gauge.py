@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent / "gauge"))
 import gauge
 import sass
 
-MISSING = gauge.missing_tools()
+MISSING = gauge.missing_tools() + ([] if gauge.TABLE.exists() else [gauge.TABLE.name])
 needs_tools = pytest.mark.skipif(bool(MISSING), reason=f"not found: {', '.join(MISSING)}")
 # Instructions per tensor-core instruction move a little with every change of the code around a loop.
 SLACK = 1.03

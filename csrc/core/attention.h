@@ -32,7 +32,8 @@ struct Attention {
 // What the backward needs of each query row, in the accumulation type. Kept apart, because their logarithm would lose
 // what distinguishes large logits: P = exp(x - row_max) / row_sum.
 //   row_max   max of x over all keys with weight and the sink; -inf where there are none. Where no option asks for
-//             logits it is the max of the unscaled products, see `unit` in cpu/kernels/fused_logits.inl
+//             logits it is the max of the products, unscaled (`unit` in cpu/kernels/fused_logits.inl) or in base 2
+//             (cuda/kernels/fused_logits.cuh)
 //   row_sum   sum of exp(x - row_max), the sink's term included; 0 where there are none
 struct FusedForward : Attention {
   Output output;            // row = query, col = value_dim

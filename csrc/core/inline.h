@@ -1,6 +1,5 @@
-// MHA_INLINE: a helper shared by the CPU kernels of every ISA level, and written so that CUDA kernels, of which there
-// are none yet, can use it too. `static` and always_inline, so that no copy compiled for one instruction set can be
-// linked into code for another.
+// MHA_INLINE: a helper shared by the CPU kernels of every ISA level and by the CUDA kernels. `static` and
+// always_inline, so that no copy compiled for one instruction set can be linked into code for another.
 // MHA_INLINE_MEMBER: the same for a member function, where `static` would mean something else.
 #pragma once
 

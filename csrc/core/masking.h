@@ -1,4 +1,4 @@
-// The one place that says which keys a query may see. Written for CPU and CUDA alike; so far the kernels are the CPU's.
+// The one place that says which keys a query may see. For CPU and CUDA alike.
 #pragma once
 #include "inline.h"
 #include "problem.h"

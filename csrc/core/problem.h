@@ -1,5 +1,5 @@
 // The plain structs that describe one kernel call. No torch, no ownership: pointers, sizes and strides only.
-// Nothing in them belongs to one device; so far the kernels that read them are the CPU's.
+// Nothing in them belongs to one device.
 //
 // work() is a number of scalar operations, from which launch decides whether threads pay. Exact for Product; elsewhere
 // the factor per element is an estimate.
