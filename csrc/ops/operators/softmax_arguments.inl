@@ -29,8 +29,7 @@ Visibility visibility(const VisibilityArguments& from, const BatchShape& batch, 
   return v;
 }
 
-Input bias_view(const OptionalTensor& bias, ScalarType type, const BatchShape& batch, int64_t rows,
-                       int64_t cols) {
+Input bias_view(const OptionalTensor& bias, ScalarType type, const BatchShape& batch, int64_t rows, int64_t cols) {
   if (!bias) return {};
   require_type("bias", *bias, type);
   return matrices<Input>("bias", *bias, batch, rows, cols);
