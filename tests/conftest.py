@@ -35,10 +35,32 @@ def pytest_configure(config):
     )
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    repeated = [item for item in items if repeats(item)]
+    config.hook.pytest_deselected(items=repeated)
+    items[:] = [item for item in items if not repeats(item)]
     for item in items:
         if item.path.stem.removeprefix("test_") in CORE:
             item.add_marker("core")
+
+
+def repeats(item):
+    """Whether a test would only run again what it runs on the level below: the levels named after bfloat16 have kernels
+    of their own for that dtype alone (tests/cpp/test_dispatch.cpp)."""
+    params = getattr(item, "callspec", None) and item.callspec.params
+    if not params or "bf16" not in params.get("isa", ""):
+        return False
+    dtypes = {dtype_of(x) for x in params.values()} - {None}
+    return bool(dtypes) and torch.bfloat16 not in dtypes
+
+
+def dtype_of(parameter):
+    """The dtype that a parameter is, or that the inputs it describes have, if any."""
+    if isinstance(parameter, torch.dtype):
+        return parameter
+    if isinstance(parameter, dict):
+        return parameter.get("dtype")
+    return getattr(parameter, "dtype", None)
 
 
 @pytest.hookimpl(wrapper=True)

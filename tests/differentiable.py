@@ -28,8 +28,12 @@ class Function:
     def __str__(self):
         return self.name
 
-    def leaves(self, dtype=None):
-        return tuple(x.detach().clone().to(dtype or x.dtype).requires_grad_() for x in self.inputs)
+    @property
+    def dtype(self):
+        return self.inputs[0].dtype
+
+    def leaves(self):
+        return tuple(x.detach().clone().requires_grad_() for x in self.inputs)
 
 
 def attention_function(name, dropout=0.0, **fields):

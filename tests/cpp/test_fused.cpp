@@ -3,6 +3,7 @@
 #include "../../csrc/core/backward_plan.h"
 #include "../../csrc/core/fused_plan.h"
 #include "hidden.h"
+#include "levels.h"
 #include "naive_attention.h"
 
 namespace {
@@ -197,12 +198,11 @@ struct ForwardResults {
   }
 
   void run(Random& random, const cpu::KernelTable& table) {
-    const int type = static_cast<int>(p.dtype);
     std::vector<Acc> partials(static_cast<size_t>(fused_partials(p)),
                               static_cast<Acc>(kNan));  // as allocated: anything
     p.partials = partials.empty() ? nullptr : partials.data();
-    run_in_pieces(random, table.fused_forward[type], p);
-    if (p.partials) run_in_pieces(random, table.fused_merge[type], p);
+    run_in_pieces(random, table.of(p.dtype).fused_forward, p);
+    if (p.partials) run_in_pieces(random, table.of(p.dtype).fused_merge, p);
   }
 
   void check(const char* about) {
@@ -269,16 +269,15 @@ struct BackwardResults {
   }
 
   void run(Random& random, const cpu::KernelTable& table) {
-    const int type = static_cast<int>(p.dtype);
-    run_in_pieces(random, table.fused_delta[type], p);
+    run_in_pieces(random, table.of(p.dtype).fused_delta, p);
     const BackwardPlan plan = backward_plan(p);
     if (query.wanted || key.wanted || value.wanted) {
       std::vector<Acc> workspace(static_cast<size_t>(plan.workspace()),
                                  static_cast<Acc>(kNan));  // as allocated: anything
       p.workspace = workspace.empty() ? nullptr : workspace.data();
-      for (p.wave = 0; p.wave < plan.waves(); ++p.wave) run_in_pieces(random, table.fused_backward[type], p);
+      for (p.wave = 0; p.wave < plan.waves(); ++p.wave) run_in_pieces(random, table.of(p.dtype).fused_backward, p);
     }
-    if (bias.wanted && !plan.has_bias) run_in_pieces(random, table.fused_bias_backward[type], p);
+    if (bias.wanted && !plan.has_bias) run_in_pieces(random, table.of(p.dtype).fused_bias_backward, p);
   }
 
   void check(const char* about) {
@@ -366,24 +365,23 @@ void test_backward(Random& random, const cpu::KernelTable& table) {
 }
 
 template <class T>
-void test_type(const cpu::KernelTable& table, int rounds) {
-  Random random;
-  for (int i = 0; i < rounds; ++i) {
-    test_forward<T>(random, table);
-    test_backward<T>(random, table);
-  }
+void test_type(int rounds) {
+  test::on_each_level(kDType<T>, [&](const cpu::KernelTable& table) {
+    Random random;
+    for (int i = 0; i < rounds; ++i) {
+      test_forward<T>(random, table);
+      test_backward<T>(random, table);
+    }
+  });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
-  for (const std::string& isa : cpu::supported_isas()) {
-    cpu::set_isa(isa);
-    test_type<double>(cpu::kernels(), rounds);
-    test_type<float>(cpu::kernels(), rounds);
-    test_type<bfloat16>(cpu::kernels(), rounds);
-    test_type<float16>(cpu::kernels(), rounds);
-  }
+  test_type<double>(rounds);
+  test_type<float>(rounds);
+  test_type<bfloat16>(rounds);
+  test_type<float16>(rounds);
   return test::summary("fused");
 }

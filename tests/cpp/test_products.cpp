@@ -8,6 +8,7 @@
 #include "../../csrc/core/half.h"
 #include "../../csrc/cpu/dispatch/dispatch.h"
 #include "check.h"
+#include "levels.h"
 
 namespace {
 
@@ -125,14 +126,13 @@ class Run {
   }
 
   // Computes with one level, in two unequal shares of the tasks when `split`, and compares.
-  void check(const std::string& isa, bool split) {
-    mha::cpu::set_isa(isa);
-    const auto& kernel = mha::cpu::kernels().product[static_cast<int>(case_.dtype)];
+  void check(const mha::cpu::KernelTable& table, bool split) {
+    const auto& kernel = table.of(case_.dtype).product;
     for (int64_t i = 0; i < out_.size(); ++i) out_.set(i, kUntouched);
     const int64_t tasks = kernel.tasks(p_), middle = split ? tasks / 3 : tasks;
     kernel.run(p_, middle, tasks);
     kernel.run(p_, 0, middle);
-    compare(isa);
+    compare(table.isa);
   }
 
   const Product& problem() const { return p_; }
@@ -219,10 +219,10 @@ class Run {
 
 void check_levels(const Case& c, Random& random) {
   Run run(c, random);
-  for (const std::string& isa : mha::cpu::supported_isas()) {
-    run.check(isa, false);
-    run.check(isa, true);
-  }
+  test::on_each_level(c.dtype, [&](const mha::cpu::KernelTable& table) {
+    run.check(table, false);
+    run.check(table, true);
+  });
 }
 
 constexpr DType kAll[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
@@ -282,10 +282,10 @@ void single_product_is_cut() {
       Product p;
       p.dtype = dtype;
       p.m = p.n = 2048, p.k = 64;
-      const int64_t scores = mha::cpu::kernels().product[static_cast<int>(dtype)].tasks(p);
+      const int64_t scores = mha::cpu::kernels().of(dtype).product.tasks(p);
       CHECK(scores >= 8, "%s %s: %ld tasks", isa.c_str(), test::name_of(dtype), long(scores));
       p.n = 64, p.k = 2048;
-      const int64_t sums = mha::cpu::kernels().product[static_cast<int>(dtype)].tasks(p);
+      const int64_t sums = mha::cpu::kernels().of(dtype).product.tasks(p);
       CHECK(sums >= 8, "%s %s: %ld tasks", isa.c_str(), test::name_of(dtype), long(sums));
     }
   }
@@ -308,7 +308,7 @@ void bad_numbers_come_through() {
         p.a.data = a.data(), p.a.row_stride = 2, p.a.col_stride = 1;
         p.b.data = b.data(), p.b.row_stride = 3, p.b.col_stride = 1;
         p.c.data = c.data(), p.c.row_stride = 3, p.c.col_stride = 1;
-        const auto& kernel = mha::cpu::kernels().product[static_cast<int>(dtype)];
+        const auto& kernel = mha::cpu::kernels().of(dtype).product;
         kernel.run(p, 0, kernel.tasks(p));
         const double hidden[] = {nan, 1, 2, 1, inf, 3}, plain[] = {nan, nan, 2, nan, inf, 3};
         for (int i = 0; i < 6; ++i) {

@@ -3,6 +3,7 @@
 #include "../../csrc/core/masking.h"
 #include "../../csrc/core/philox.h"
 #include "hidden.h"
+#include "levels.h"
 
 namespace {
 
@@ -117,7 +118,7 @@ double weight_tolerance(double weight, double largest) {
 template <class T>
 void test_forward(Random& random, const cpu::KernelTable& table) {
   ForwardCase<T> c(random);
-  const auto& kernel = table.softmax_forward[static_cast<int>(kDType<T>)];
+  const auto& kernel = table.of(kDType<T>).softmax_forward;
   kernel.run(c.p, 0, kernel.tasks(c.p));
   const Stack<T> whole = c.weights;
   run_in_pieces(random, kernel, c.p);
@@ -172,7 +173,7 @@ void test_backward(Random& random, const cpu::KernelTable& table) {
   if (p.scores && random.chance(0.5)) p.grad_logits = grad_logits.output();
   if (has_sink) p.grad_sink_rows = grad_rows.output();
 
-  const auto& kernel = table.softmax_backward[static_cast<int>(kDType<T>)];
+  const auto& kernel = table.of(kDType<T>).softmax_backward;
   kernel.run(p, 0, kernel.tasks(p));
   const Stack<T> whole = grad_scores;
   run_in_pieces(random, kernel, p);
@@ -231,7 +232,7 @@ void test_dropout(Random& random, const cpu::KernelTable& table) {
   p.seed = &seed;
   const double rates[] = {0, 0.1, 0.5, 0.999999, 1};
   p.p = rates[random.integer(0, 4)];
-  run_in_pieces(random, table.dropout[static_cast<int>(kDType<T>)], p);
+  run_in_pieces(random, table.of(kDType<T>).dropout, p);
   const int64_t heads = p.batch.size[p.batch.ndim - 1];
   for (int64_t e = 0, n = p.batch.count(); e < n; ++e)
     for (int64_t i = 0; i < p.rows; ++i)
@@ -264,7 +265,7 @@ std::vector<double> softmax_row(const cpu::KernelTable& table, const std::vector
   Acc sink_result = 0;
   if (sink_weight) p.sinks.data = &sink_logit, p.sink_weights.data = &sink_result;
   if (length >= 0) p.visibility.key_lengths.data = &length;
-  table.softmax_forward[static_cast<int>(kDType<T>)].run(p, 0, 1);
+  table.of(kDType<T>).softmax_forward.run(p, 0, 1);
   if (sink_weight) *sink_weight = sink_result;
   std::vector<double> result;
   for (size_t j = 0; j < x.size(); ++j) result.push_back(widen(weights[j]));
@@ -328,7 +329,7 @@ void test_philox() {
 }
 
 template <class T>
-void test_type(const cpu::KernelTable& table, int rounds) {
+void test_level(const cpu::KernelTable& table, int rounds) {
   Random random;
   for (int i = 0; i < rounds; ++i) {
     test_forward<T>(random, table);
@@ -338,17 +339,19 @@ void test_type(const cpu::KernelTable& table, int rounds) {
   test_special_rows<T>(table);
 }
 
+template <class T>
+void test_type(int rounds) {
+  test::on_each_level(kDType<T>, [&](const cpu::KernelTable& table) { test_level<T>(table, rounds); });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 400;
   test_philox();
-  for (const std::string& isa : cpu::supported_isas()) {
-    cpu::set_isa(isa);
-    test_type<double>(cpu::kernels(), rounds);
-    test_type<float>(cpu::kernels(), rounds);
-    test_type<bfloat16>(cpu::kernels(), rounds);
-    test_type<float16>(cpu::kernels(), rounds);
-  }
+  test_type<double>(rounds);
+  test_type<float>(rounds);
+  test_type<bfloat16>(rounds);
+  test_type<float16>(rounds);
   return test::summary("rows");
 }

@@ -1,6 +1,7 @@
 // sum_over through the kernel tables: random shapes, strides and summed dimensions against long double, in one phase
 // and in two, the same bits for any order of the tasks.
 #include "../../csrc/core/sum_plan.h"
+#include "levels.h"
 #include "strided.h"
 
 namespace {
@@ -73,7 +74,7 @@ void test_sum(Random& random, const cpu::KernelTable& table, const Dims& d) {
   };
 
   p.out.data = out.data();
-  const auto& kernel = table.sum_over[type];
+  const auto& kernel = table.of(kDType<T>).sum_over;
   std::vector<double> partials(static_cast<size_t>(sum_partials(p)));
   if (count || d.out_size == 1) {
     run_in_pieces(random, kernel, p);
@@ -85,14 +86,14 @@ void test_sum(Random& random, const cpu::KernelTable& table, const Dims& d) {
     p.out.data = target->data();
     p.partials = partials.data();
     run_in_pieces(random, kernel, p);
-    run_in_pieces(random, table.sum_partials[type], p);
+    run_in_pieces(random, table.of(kDType<T>).sum_partials, p);
   }
   check("two phases");
   CHECK(std::memcmp(out.data(), other.data(), out.size() * sizeof(T)) == 0, "%s: sums depend on the order", table.isa);
 }
 
 template <class T>
-void test_type(const cpu::KernelTable& table, int rounds) {
+void test_level(const cpu::KernelTable& table, int rounds) {
   Random random;
   for (int i = 0; i < rounds; ++i) {
     std::vector<int64_t> sizes;
@@ -116,16 +117,18 @@ void test_type(const cpu::KernelTable& table, int rounds) {
   }
 }
 
+template <class T>
+void test_type(int rounds) {
+  test::on_each_level(kDType<T>, [&](const cpu::KernelTable& table) { test_level<T>(table, rounds); });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 300;
-  for (const std::string& isa : cpu::supported_isas()) {
-    cpu::set_isa(isa);
-    test_type<double>(cpu::kernels(), rounds);
-    test_type<float>(cpu::kernels(), rounds);
-    test_type<bfloat16>(cpu::kernels(), rounds);
-    test_type<float16>(cpu::kernels(), rounds);
-  }
+  test_type<double>(rounds);
+  test_type<float>(rounds);
+  test_type<bfloat16>(rounds);
+  test_type<float16>(rounds);
   return test::summary("sum_over");
 }

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "../../csrc/core/backward_plan.h"
+#include "levels.h"
 #include "strided.h"
 
 namespace {
@@ -61,8 +62,7 @@ void check_same(const char* what, const cpu::Kernel<Problem>& kernel, const Prob
 template <class T>
 void check_type(Random& random) {
   const DType dtype = kDType<T>;
-  const int type = static_cast<int>(dtype);
-  const cpu::KernelTable& table = cpu::kernels();
+  const cpu::TypeKernels& kernels = cpu::kernels().of(dtype);
   BatchShape batch;
   batch.ndim = 2, batch.size[0] = 2, batch.size[1] = 3;
   const int64_t queries = 70, keys = 131, head_dim = 33;
@@ -76,27 +76,27 @@ void check_type(Random& random) {
   product.m = queries, product.n = keys, product.k = head_dim;
   product.a = query.view, product.b = key.view, product.c = scores.output();
   product.alpha = 0.2;
-  check_same("product", table.product[type], product, scores);
+  check_same("product", kernels.product, product, scores);
 
   SoftmaxForward softmax;
   softmax.dtype = dtype, softmax.batch = batch, softmax.rows = queries, softmax.cols = keys;
   softmax.scores = scores.view, softmax.weights = weights.output();
   softmax.visibility.window_right = 0, softmax.mask_value = -INFINITY;
-  check_same("softmax", table.softmax_forward[type], softmax, weights);
+  check_same("softmax", kernels.softmax_forward, softmax, weights);
 
   Dropout dropout;
   dropout.dtype = dtype, dropout.batch = batch, dropout.rows = queries, dropout.cols = keys;
   dropout.weights = weights.view, dropout.out = dropped.output();
   const int64_t seed = 7;
   dropout.seed = &seed, dropout.p = 0.3;
-  check_same("dropout", table.dropout[type], dropout, dropped);
+  check_same("dropout", kernels.dropout, dropout, dropped);
 
   SoftmaxBackward backward;
   backward.dtype = dtype, backward.batch = batch, backward.rows = queries, backward.cols = keys;
   backward.weights = weights.view, backward.grad_weights = scores.view;
   Stack<T> grad_scores = contiguous<T>(batch, queries, keys);
   backward.grad_scores = grad_scores.output();
-  check_same("softmax backward", table.softmax_backward[type], backward, grad_scores);
+  check_same("softmax backward", kernels.softmax_backward, backward, grad_scores);
 }
 
 // Fused attention, causal, two query heads to a key/value head. With `shares_bias` the first batch entries have one in
@@ -104,9 +104,8 @@ void check_type(Random& random) {
 template <class T>
 void check_fused(Random& random, bool shares_bias = false) {
   using Acc = accumulate_t<T>;
-  const int type = static_cast<int>(kDType<T>);
   const int64_t seed = 7;
-  const cpu::KernelTable& table = cpu::kernels();
+  const cpu::TypeKernels& kernels = cpu::kernels().of(kDType<T>);
   BatchShape batch, kv_batch;
   batch.ndim = 3, batch.size[0] = 2, batch.size[1] = shares_bias ? 4 : 2, batch.size[2] = 2;
   kv_batch.ndim = 2, kv_batch.size[0] = batch.size[0], kv_batch.size[1] = batch.size[1];
@@ -122,7 +121,7 @@ void check_fused(Random& random, bool shares_bias = false) {
   if (shares_bias) bias.view.batch_stride[0] = 0;
   p.query = query.view, p.key = key.view, p.value = value.view, p.bias = bias.view;
   p.output = output.output(), p.row_max = row_max.output(), p.row_sum = row_sum.output();
-  check_same("fused forward", table.fused_forward[type], p, output, Share::one_by_one);
+  check_same("fused forward", kernels.fused_forward, p, output, Share::one_by_one);
 
   FusedBackward b;
   static_cast<Attention&>(b) = p;
@@ -131,7 +130,7 @@ void check_fused(Random& random, bool shares_bias = false) {
   b.output = output.view, b.grad_output = grad_output.view, b.row_max = row_max.view, b.row_sum = row_sum.view;
   b.delta = delta.output(), b.grad_query = grad_query.output(), b.grad_bias = grad_bias.output();
   b.grad_key = grad_key.output(), b.grad_value = grad_value.output();
-  check_same("fused delta", table.fused_delta[type], b, delta);
+  check_same("fused delta", kernels.fused_delta, b, delta);
   const BackwardPlan plan = backward_plan(b);
   CHECK(plan.has_bias && (plan.series_length == 2) == shares_bias && plan.ranges > 1, "series of %ld in %ld ranges",
         long(plan.series_length), long(plan.ranges));
@@ -140,39 +139,43 @@ void check_fused(Random& random, bool shares_bias = false) {
   for (Stack<T>* result : {&grad_query, &grad_key, &grad_value, &grad_bias})
     check_same_bytes("fused backward", *result, [&](int threads) {
       for (b.wave = 0; b.wave < plan.waves(); ++b.wave)
-        run_on_threads(table.fused_backward[type], b, threads, Share::one_by_one);
+        run_on_threads(kernels.fused_backward, b, threads, Share::one_by_one);
     });
-  check_same("fused bias backward", table.fused_bias_backward[type], b, grad_bias, Share::one_by_one);
+  check_same("fused bias backward", kernels.fused_bias_backward, b, grad_bias, Share::one_by_one);
 }
 
 // Several threads, each with a problem of its own, as when Python threads call operators at the same time.
+template <class T>
 void check_concurrent_calls() {
   std::vector<std::thread> workers;
   for (int t = 0; t < 4; ++t)
     workers.emplace_back([t] {
       Random random(static_cast<uint64_t>(t));
-      check_type<float>(random);
-      check_fused<float>(random);
+      check_type<T>(random);
+      check_fused<T>(random);
     });
   for (std::thread& worker : workers) worker.join();
+}
+
+template <class T>
+void check_levels() {
+  test::on_each_level(kDType<T>, [](const cpu::KernelTable&) {
+    Random random;
+    check_type<T>(random);
+    check_fused<T>(random);
+    if (kDType<T> == DType::f32) {
+      check_fused<T>(random, true);
+      check_concurrent_calls<T>();
+    }
+  });
 }
 
 }  // namespace
 
 int main() {
-  for (const std::string& isa : cpu::supported_isas()) {
-    cpu::set_isa(isa);
-    Random random;
-    check_type<double>(random);
-    check_type<float>(random);
-    check_type<bfloat16>(random);
-    check_type<float16>(random);
-    check_fused<double>(random);
-    check_fused<float>(random);
-    check_fused<float>(random, true);
-    check_fused<bfloat16>(random);
-    check_fused<float16>(random);
-    check_concurrent_calls();
-  }
+  check_levels<double>();
+  check_levels<float>();
+  check_levels<bfloat16>();
+  check_levels<float16>();
   return test::summary("threads");
 }

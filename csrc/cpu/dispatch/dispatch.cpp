@@ -10,17 +10,26 @@
 namespace mha::cpu {
 namespace {
 
-const KernelTable& table_of(Isa isa) {
-  switch (isa) {
-#if defined(__x86_64__)
-    case Isa::amx_bf16: return kernels_amx_bf16;
-    case Isa::avx512_bf16: return kernels_avx512_bf16;
-    case Isa::avx512: return kernels_avx512;
-    case Isa::avx2: return kernels_avx2;
-#endif
-    default: return kernels_generic;
-  }
+constexpr KernelTable table(Isa isa, const TypeKernels (&k)[kDTypes]) {
+  return {kIsaNames[static_cast<int>(isa)], {&k[0], &k[1], &k[2], &k[3]}};
 }
+constexpr KernelTable with_bfloat16(Isa isa, const TypeKernels& own, KernelTable below) {
+  below.isa = kIsaNames[static_cast<int>(isa)];
+  below.types[static_cast<int>(DType::bf16)] = &own;
+  return below;
+}
+
+constexpr KernelTable kTables[] = {
+    table(Isa::generic, kernels_generic),
+#if defined(__x86_64__)
+    table(Isa::avx2, kernels_avx2),
+    table(Isa::avx512, kernels_avx512),
+    with_bfloat16(Isa::avx512_bf16, kernels_avx512_bf16, table(Isa::avx512, kernels_avx512)),
+    with_bfloat16(Isa::amx_bf16, kernels_amx_bf16, table(Isa::avx512, kernels_avx512)),
+#endif
+};
+
+const KernelTable& table_of(Isa isa) { return kTables[static_cast<int>(isa)]; }
 
 const KernelTable& table_named(const std::string& name, const char* source) {
   std::string possible;
@@ -46,11 +55,7 @@ std::atomic<const KernelTable*>& chosen() {
 
 const KernelTable& kernels() { return *chosen().load(std::memory_order_relaxed); }
 
-Isa isa_in_use() {
-  int level = 0;
-  while (&table_of(static_cast<Isa>(level)) != &kernels()) ++level;
-  return static_cast<Isa>(level);
-}
+Isa isa_in_use() { return static_cast<Isa>(&kernels() - kTables); }
 
 std::vector<std::string> supported_isas() {
   const int last = static_cast<int>(machine_isa());

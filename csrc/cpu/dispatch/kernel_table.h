@@ -1,4 +1,4 @@
-// One row of function pointers per instruction-set level: the only way into code compiled for a wide ISA.
+// Function pointers for each instruction-set level and element type: the only way into code compiled for a wide ISA.
 #pragma once
 #include <cstdint>
 
@@ -14,19 +14,27 @@ struct Kernel {
   void (*run)(const Problem&, int64_t begin, int64_t end);
 };
 
+// For one element type.
+struct TypeKernels {
+  Kernel<Product> product;
+  Kernel<SoftmaxForward> softmax_forward;
+  Kernel<SoftmaxBackward> softmax_backward;
+  Kernel<Dropout> dropout;
+  Kernel<SumOver> sum_over;
+  Kernel<SumOver> sum_partials;
+  Kernel<FusedForward> fused_forward;
+  Kernel<FusedForward> fused_merge;
+  Kernel<FusedBackward> fused_delta;
+  Kernel<FusedBackward> fused_backward;
+  Kernel<FusedBackward> fused_bias_backward;
+};
+
+// Those of a level: its own, or those of the level below where it has nothing to add for a type.
 struct KernelTable {
   const char* isa;
-  Kernel<Product> product[kDTypes];
-  Kernel<SoftmaxForward> softmax_forward[kDTypes];
-  Kernel<SoftmaxBackward> softmax_backward[kDTypes];
-  Kernel<Dropout> dropout[kDTypes];
-  Kernel<SumOver> sum_over[kDTypes];
-  Kernel<SumOver> sum_partials[kDTypes];
-  Kernel<FusedForward> fused_forward[kDTypes];
-  Kernel<FusedForward> fused_merge[kDTypes];
-  Kernel<FusedBackward> fused_delta[kDTypes];
-  Kernel<FusedBackward> fused_backward[kDTypes];
-  Kernel<FusedBackward> fused_bias_backward[kDTypes];
+  const TypeKernels* types[kDTypes];
+
+  const TypeKernels& of(DType dtype) const { return *types[static_cast<int>(dtype)]; }
 };
 
 }  // namespace mha::cpu

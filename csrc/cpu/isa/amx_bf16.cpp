@@ -14,7 +14,7 @@ namespace {
 #include "../kernels/table.inl"
 // clang-format on
 }  // namespace
-const KernelTable kernels_amx_bf16 = make_table("amx_bf16");
+const TypeKernels kernels_amx_bf16 = kernels_for<bfloat16>();
 }  // namespace mha::cpu
 MHA_TARGET_END
 

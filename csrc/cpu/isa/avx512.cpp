@@ -12,7 +12,8 @@ namespace {
 #include "../kernels/table.inl"
 // clang-format on
 }  // namespace
-const KernelTable kernels_avx512 = make_table("avx512");
+const TypeKernels kernels_avx512[] = {kernels_for<double>(), kernels_for<float>(), kernels_for<bfloat16>(),
+                                      kernels_for<float16>()};
 }  // namespace mha::cpu
 MHA_TARGET_END
 

@@ -19,7 +19,7 @@ struct FusedWord<bfloat16> {
 #include "../kernels/table.inl"
 // clang-format on
 }  // namespace
-const KernelTable kernels_avx512_bf16 = make_table("avx512_bf16");
+const TypeKernels kernels_avx512_bf16 = kernels_for<bfloat16>();
 }  // namespace mha::cpu
 MHA_TARGET_END
 

@@ -11,5 +11,6 @@ namespace {
 #include "../kernels/table.inl"
 // clang-format on
 }  // namespace
-const KernelTable kernels_generic = make_table("generic");
+const TypeKernels kernels_generic[] = {kernels_for<double>(), kernels_for<float>(), kernels_for<bfloat16>(),
+                                       kernels_for<float16>()};
 }  // namespace mha::cpu

@@ -166,9 +166,9 @@ struct WeightsTask : ForwardTask<T, Word> {
     for (int r = 0; r < W; ++r) rows[r] = load<Acc>(reinterpret_cast<const Acc*>(words + r * kStride<NV>));
     transpose(rows);
     for (int i = 0; i < lanes; ++i) {
-      Acc* const out = reinterpret_cast<Acc*>(weights.row(query + i).from(key).p);
-      if (streaming) store_streaming<Acc>(out, rows[i]);
-      else store<Acc>(out, rows[i]);
+      T* const out = weights.row(query + i).from(key).p;
+      if (streaming) stream(reinterpret_cast<Acc*>(out), rows[i]);
+      else std::memcpy(out, &rows[i], sizeof rows[i]);  // out is aligned to T only
     }
   }
 

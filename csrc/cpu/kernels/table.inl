@@ -1,28 +1,16 @@
-// One row of the kernel table, from the kernels as compiled for this level.
+// What a level exports: its kernels for one element type.
 
-template <template <class> class K, class Problem, class T>
-constexpr Kernel<Problem> kernel() {
-  return {&K<T>::tasks, &K<T>::run};
+template <class T>
+constexpr TypeKernels kernels_for() {
+  return {{&ProductKernel<T>::tasks, &ProductKernel<T>::run},
+          {&SoftmaxForwardKernel<T>::tasks, &SoftmaxForwardKernel<T>::run},
+          {&SoftmaxBackwardKernel<T>::tasks, &SoftmaxBackwardKernel<T>::run},
+          {&DropoutKernel<T>::tasks, &DropoutKernel<T>::run},
+          {&SumOverKernel<T>::tasks, &SumOverKernel<T>::run},
+          {&SumPartialsKernel<T>::tasks, &SumPartialsKernel<T>::run},
+          {&FusedForwardKernel<T>::tasks, &FusedForwardKernel<T>::run},
+          {&FusedMergeKernel<T>::tasks, &FusedMergeKernel<T>::run},
+          {&FusedDeltaKernel<T>::tasks, &FusedDeltaKernel<T>::run},
+          {&FusedBackwardKernel<T>::tasks, &FusedBackwardKernel<T>::run},
+          {&FusedBiasBackwardKernel<T>::tasks, &FusedBiasBackwardKernel<T>::run}};
 }
-
-// Four element types, in the order of DType.
-#define MHA_ALL_DTYPES(K, Problem)                                                            \
-  {kernel<K, Problem, double>(), kernel<K, Problem, float>(), kernel<K, Problem, bfloat16>(), \
-   kernel<K, Problem, float16>()}
-
-constexpr KernelTable make_table(const char* isa) {
-  return {isa,
-          MHA_ALL_DTYPES(ProductKernel, Product),
-          MHA_ALL_DTYPES(SoftmaxForwardKernel, SoftmaxForward),
-          MHA_ALL_DTYPES(SoftmaxBackwardKernel, SoftmaxBackward),
-          MHA_ALL_DTYPES(DropoutKernel, Dropout),
-          MHA_ALL_DTYPES(SumOverKernel, SumOver),
-          MHA_ALL_DTYPES(SumPartialsKernel, SumOver),
-          MHA_ALL_DTYPES(FusedForwardKernel, FusedForward),
-          MHA_ALL_DTYPES(FusedMergeKernel, FusedForward),
-          MHA_ALL_DTYPES(FusedDeltaKernel, FusedBackward),
-          MHA_ALL_DTYPES(FusedBackwardKernel, FusedBackward),
-          MHA_ALL_DTYPES(FusedBiasBackwardKernel, FusedBackward)};
-}
-
-#undef MHA_ALL_DTYPES

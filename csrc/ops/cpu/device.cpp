@@ -39,7 +39,7 @@ void launch_in_waves(FusedBackward& p, const BackwardPlan& plan) {
     workspace = working_memory(plan.workspace(), p.dtype);
     p.workspace = workspace->mutable_data_ptr();
   }
-  for (p.wave = 0; p.wave < plan.waves(); ++p.wave) launch_one_by_one(cpu::kernels().fused_backward, p);
+  for (p.wave = 0; p.wave < plan.waves(); ++p.wave) launch_one_by_one(&cpu::TypeKernels::fused_backward, p);
 }
 
 }  // namespace
@@ -62,10 +62,10 @@ void CpuDevice::set_zero(const Tensor& t) {
   if (t.numel() > 0) std::memset(t.mutable_data_ptr(), 0, static_cast<size_t>(t.numel() * t.element_size()));
 }
 
-void CpuDevice::product(const Product& p) { launch(cpu::kernels().product, p); }
-void CpuDevice::softmax_forward(const SoftmaxForward& p) { launch(cpu::kernels().softmax_forward, p); }
-void CpuDevice::softmax_backward(const SoftmaxBackward& p) { launch(cpu::kernels().softmax_backward, p); }
-void CpuDevice::dropout(const Dropout& p) { launch(cpu::kernels().dropout, p); }
+void CpuDevice::product(const Product& p) { launch(&cpu::TypeKernels::product, p); }
+void CpuDevice::softmax_forward(const SoftmaxForward& p) { launch(&cpu::TypeKernels::softmax_forward, p); }
+void CpuDevice::softmax_backward(const SoftmaxBackward& p) { launch(&cpu::TypeKernels::softmax_backward, p); }
+void CpuDevice::dropout(const Dropout& p) { launch(&cpu::TypeKernels::dropout, p); }
 
 // A sum over much gives few tasks: it is cut into chunks, by shape alone, whose partial sums are added in order.
 void CpuDevice::sum_over(SumOver& p) {
@@ -74,9 +74,9 @@ void CpuDevice::sum_over(SumOver& p) {
     partials = working_memory(count, p.dtype);
     p.partials = partials->mutable_data_ptr();
   }
-  launch(cpu::kernels().sum_over, p);
+  launch(&cpu::TypeKernels::sum_over, p);
   if (!p.partials) return;
-  const auto& second = cpu::kernels().sum_partials[static_cast<int>(p.dtype)];
+  const auto& second = cpu::kernels().of(p.dtype).sum_partials;
   second.run(p, 0, second.tasks(p));  // on this thread: starting the others again would cost more
 }
 
@@ -87,15 +87,15 @@ void CpuDevice::fused_forward(FusedForward& p) {
     partials = working_memory(count, p.dtype);
     p.partials = partials->mutable_data_ptr();
   }
-  launch_one_by_one(cpu::kernels().fused_forward, p);
-  if (p.partials) launch(cpu::kernels().fused_merge, p);
+  launch_one_by_one(&cpu::TypeKernels::fused_forward, p);
+  if (p.partials) launch(&cpu::TypeKernels::fused_merge, p);
 }
 
 void CpuDevice::fused_backward(FusedBackward& p) {
-  launch(cpu::kernels().fused_delta, p);
+  launch(&cpu::TypeKernels::fused_delta, p);
   const BackwardPlan plan = backward_plan(p);
   if (p.grad_query || p.grad_key || p.grad_value) launch_in_waves(p, plan);
-  if (p.grad_bias && !plan.has_bias) launch_one_by_one(cpu::kernels().fused_bias_backward, p);
+  if (p.grad_bias && !plan.has_bias) launch_one_by_one(&cpu::TypeKernels::fused_bias_backward, p);
 }
 
 }  // namespace mha::ops

@@ -45,12 +45,12 @@ void launch_one_by_one(const cpu::Kernel<Problem>& kernel, const Problem& proble
 }
 
 template <class Problem>
-void launch(const cpu::Kernel<Problem> (&kernels)[kDTypes], const Problem& problem) {
-  launch(kernels[static_cast<int>(problem.dtype)], problem);
+void launch(cpu::Kernel<Problem> cpu::TypeKernels::* kernel, const Problem& problem) {
+  launch(cpu::kernels().of(problem.dtype).*kernel, problem);
 }
 template <class Problem>
-void launch_one_by_one(const cpu::Kernel<Problem> (&kernels)[kDTypes], const Problem& problem) {
-  launch_one_by_one(kernels[static_cast<int>(problem.dtype)], problem);
+void launch_one_by_one(cpu::Kernel<Problem> cpu::TypeKernels::* kernel, const Problem& problem) {
+  launch_one_by_one(cpu::kernels().of(problem.dtype).*kernel, problem);
 }
 
 }  // namespace mha::ops
