@@ -5,10 +5,11 @@
 >>> output, weights = mha_ext.attention(query, key, value, is_causal=True)
 """
 
-from . import reference
+from . import nn, reference
 from ._load import core as _core
 from .functional import attention, attention_scores, masked_softmax, scaled_dot_product_attention, weighted_sum
 from .modules import MultiHeadAttention, SelfAttention
+from .swap import SwapReport, swap_attention
 
 __version__ = "0.1.0"
 
@@ -68,14 +69,17 @@ def build_info() -> dict[str, object]:
 __all__ = [
     "MultiHeadAttention",
     "SelfAttention",
+    "SwapReport",
     "attention",
     "attention_scores",
     "build_info",
     "isa",
     "masked_softmax",
+    "nn",
     "reference",
     "scaled_dot_product_attention",
     "set_isa",
     "supported_isas",
+    "swap_attention",
     "weighted_sum",
 ]

@@ -192,6 +192,17 @@ def check_flag(name: str, x: object) -> None:
         raise TypeError(f"{name} must be Python's True or False, got {type(x).__name__}")
 
 
+def check_divisor(name: str, x: object, divisor_name: str, divisor: object) -> None:
+    """``x`` and ``divisor`` must be ints, and ``x`` a positive multiple."""
+    for each, number in ((name, x), (divisor_name, divisor)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{each} must be an int, got {type(number).__name__}")
+    assert isinstance(x, int)
+    assert isinstance(divisor, int)
+    if x <= 0 or divisor <= 0 or x % divisor != 0:
+        raise ValueError(f"{name} must be a positive multiple of {divisor_name}, got {x} and {divisor}")
+
+
 def probability(name: str, p: object) -> float:
     number = real_number(name, p)
     if not 0.0 <= number <= 1.0:

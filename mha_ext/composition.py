@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _load, rules_fused, rules_steps
+from . import _load, ops, rules_fused, rules_steps
 from . import arguments as args
 from .arguments import SoftmaxOptions, without_heads
 from .autograd import needs_full
@@ -200,11 +200,14 @@ def attention(
     need_weights: bool,
     generator: torch.Generator | None = None,
     broadcast_heads: bool = False,
+    average_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Output and weights (None unless needed); see :func:`mha_ext.attention`. ``broadcast_heads``: missing leading
-    dimensions and a head dimension of 1 broadcast, as in torch."""
+    dimensions and a head dimension of 1 broadcast, as in torch. ``average_weights``: of ``(..., H, L, D)`` inputs, the
+    mean of the needed weights over the heads, ``(..., Lq, Lk)``."""
     without_options = options is args.PLAIN or options is args.CAUSAL
-    if without_options and generator is None and (dropout is None or (type(dropout) is float and dropout == 0.0)):
+    without_dropout = dropout is None or (type(dropout) is float and dropout == 0.0)
+    if without_options and without_dropout and generator is None and not average_weights:
         try:
             results = _plain_attention(query, key, value, options.is_causal, scale, enable_gqa, need_weights)
             if results is not None:
@@ -226,14 +229,20 @@ def attention(
     # The value's entries may share weights (and their dropout) that query and key have fewer of.
     shared = expanded[0].shape != q.shape and (need_weights or p > 0)
     weights: Tensor | None
+    averaged = average_weights and q.device.type in ops.AVERAGING_DEVICES
     if callable(drop) or shared or needs_full():
         drop_step = _checked(drop, dims) if callable(drop) else None
         output, weights = rules_fused.by_steps(q, k, expanded[2], *first, *rest, drop=drop_step)
+        averaged = False
     else:
         q, k, v = expanded
-        output, weights = rules_fused.fused_attention(q, k, v, *first, need_weights, *rest)
-    weights = None if weights is None or not need_weights else without_heads(weights, dims)
-    return without_heads(output, dims), weights
+        output, weights = rules_fused.fused_attention(q, k, v, *first, need_weights, *rest, averaged)
+    output = without_heads(output, dims)
+    if weights is None or not need_weights:
+        return output, None
+    if average_weights:
+        return output, (weights if averaged else rules_fused.mean_over_heads(weights)).squeeze(-3)
+    return output, without_heads(weights, dims)
 
 
 def _further_arguments(of: args.SoftmaxArguments, seed: Tensor | None, p: float) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .arguments import probability
+from .arguments import check_divisor, probability
 from .functional import attention
 
 
@@ -75,11 +75,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int, dropout: float = 0.1) -> None:
         super().__init__()
-        for name, x in (("d_model", d_model), ("n_heads", n_heads)):
-            if isinstance(x, bool) or not isinstance(x, int):
-                raise TypeError(f"{name} must be an int, got {type(x).__name__}")
-        if d_model <= 0 or n_heads <= 0 or d_model % n_heads != 0:
-            raise ValueError(f"d_model must be a positive multiple of n_heads, got {d_model} and {n_heads}")
+        check_divisor("d_model", d_model, "n_heads", n_heads)
         self.d_model = d_model
         self.n_heads = n_heads
         self.W_Q = nn.Linear(d_model, d_model)

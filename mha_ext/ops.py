@@ -33,6 +33,7 @@ fused_attention_eager, fused_attention_backward_eager = (
 
 KERNELS = "cpu and cuda" if _load.cuda else "cpu only"
 DEVICES = ("cpu", "meta", *(("cuda",) if _load.cuda else ()))
+AVERAGING_DEVICES = ("cpu", "meta")  # whose kernels can take the mean of the weights over the heads
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -159,7 +160,11 @@ def _(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     _check_devices(query, key, value, *options)
     _check_attention(query, key, value)
-    weights = query.new_empty(*query.shape[:-1], key.shape[-2]) if need_weights else None
+    *batch, heads, queries, _ = query.shape
+    average_weights = any(options[10:])  # the one behind dropout
+    weights = None
+    if need_weights:
+        weights = query.new_empty(*batch, 1 if average_weights else heads, queries, key.shape[-2])
     row_max, row_sum = (_row_values(query), _row_values(query)) if need_statistics else (None, None)
     return _in_order_of(query, value.shape[-1]), weights, row_max, row_sum
 

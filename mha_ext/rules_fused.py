@@ -26,7 +26,8 @@ Drop = Callable[[Tensor], Tensor]
 # The operator's arguments by position.
 _INPUTS, _NUMBERS = slice(3), slice(3, 6)  # query, key, value; scale, mask_value, window_right
 _BIAS_AND_SINKS = slice(7, 9)
-_OPTIONAL, _MORE_NUMBERS = slice(7, 13), slice(13, None)  # bias ... seed; window_left ... p
+_OPTIONAL, _MORE_NUMBERS = slice(7, 13), slice(13, 17)  # bias ... seed; window_left ... p
+_AVERAGE = slice(17, 18)  # average_weights
 _WITHOUT_OPTIONS = 7  # arguments of a call without any
 
 
@@ -64,6 +65,11 @@ def by_steps(
     return weighted_sum(expanded, value, 1.0), weights
 
 
+def mean_over_heads(weights: Tensor) -> Tensor:
+    """``(*, H, Lq, Lk)`` to ``(*, 1, Lq, Lk)``."""
+    return weights.mean(-3, keepdim=True)
+
+
 def fused_attention(
     query: Tensor,
     key: Tensor,
@@ -74,7 +80,8 @@ def fused_attention(
     need_weights: bool,
     *options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Output and weights. ``options`` are the further arguments of :func:`by_steps`, up to ``p``."""
+    """Output and weights. ``options`` are the further arguments of :func:`by_steps`, up to ``p``, and after them
+    ``average_weights``, for the mean of the weights over the heads, ``(*, 1, Lq, Lk)``."""
     if torch.is_grad_enabled() and (
         query.requires_grad or key.requires_grad or value.requires_grad or (options and _requires_grad(*options[:2]))
     ):
@@ -96,7 +103,10 @@ class FusedAttention(torch.autograd.Function):
         first, options = args[:_WITHOUT_OPTIONS], args[_WITHOUT_OPTIONS:]
         call = ops.fused_attention if torch.compiler.is_compiling() else ops.fused_attention_eager
         output, weights, row_max, row_sum = call(*first, True, *options)
-        ctx.save_for_backward(*args[_INPUTS], output, row_max, row_sum, weights, *args[_OPTIONAL])
+        ctx.average = any(args[_AVERAGE])
+        # The mean says nothing about the weights of a head: where a gradient comes through it, they are made anew.
+        kept = None if ctx.average else weights
+        ctx.save_for_backward(*args[_INPUTS], output, row_max, row_sum, kept, *args[_OPTIONAL])
         ctx.numbers, ctx.more_numbers = args[_NUMBERS], args[_MORE_NUMBERS]
         ctx.set_materialize_grads(False)  # weights nobody differentiates must not cost a matrix of zeros
         if weights is not None and not any(ctx.needs_input_grad[:2] + ctx.needs_input_grad[_BIAS_AND_SINKS]):
@@ -122,6 +132,8 @@ def _grads_fused(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | N
     query, key, value, output, row_max, row_sum, weights, *options = ctx.saved_tensors
     wanted = ctx.needs_input_grad
     grad_output, grad_weights = grads
+    if ctx.average and grad_weights is not None:
+        grad_weights = grad_weights / query.shape[-3]  # that of each head's weights, which the heads share
     wants_bias, wants_sinks = wanted[_BIAS_AND_SINKS] if options else (False, False)
     wants_value = wanted[2] and grad_output is not None  # the weights do not depend on it
     rest: tuple[Any, ...] = ()
@@ -147,6 +159,8 @@ def _grads_by_steps(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor 
         # Views: the gradient with respect to each argument by itself, even where one is computed from another.
         leaves: list[Any] = [None if x is None else x.view_as(x) for x in (query, key, value, bias, sinks)]
         results = by_steps(*leaves[:3], *ctx.numbers, *leaves[3:], *others, *ctx.more_numbers)
+        if ctx.average:
+            results = results[0], mean_over_heads(results[1])
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
     if not pairs:
         return (None,) * 5

@@ -20,10 +20,10 @@ def names():
     return sorted({name.removeprefix("mha_ext::").split(".")[0] for name in found if name.startswith("mha_ext::")})
 
 
-def fused_backward(first, options, grad_output, grad_weights, wanted):
+def fused_backward(first, options, grad_output, grad_weights, wanted, keep_weights=True):
     """Arguments of the backward that belong to a call of the forward. Row max and row sum must be the forward's own."""
     output, weights, row_max, row_sum = torch.ops.mha_ext.fused_attention(*first, True, True, *options)
-    weights = None if grad_weights is None else weights
+    weights = None if grad_weights is None or not keep_weights else weights
     query, key, value, *numbers = first
     statistics = (output, row_max, row_sum)
     return (grad_output, query, key, value, *statistics, *numbers, *wanted, grad_weights, weights, *options)
@@ -40,7 +40,7 @@ def samples(sizes, layout, dtype=torch.float32):
 
     query, key, value = make(batch, heads, lq, d), make(batch, kv_heads, lk, d), make(batch, kv_heads, lk, dv)
     weights, scores = make(batch, heads, lq, lk).abs(), make(batch, heads, lq, lk)
-    x = make(batch, heads, lq, dv)
+    x, mean = make(batch, heads, lq, dv), make(batch, 1, lq, lk)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     mask = lay_out(torch.rand(batch, 1, lq, lk) < 0.7, layout)
     lengths = torch.full((batch, 1), max(lk - 1, 0))
@@ -72,10 +72,12 @@ def samples(sizes, layout, dtype=torch.float32):
             (*fused[0][0], False, False),
             (*fused[0][0], True, False, *fused[0][1]),
             (*fused[1][0], True, True, *fused[1][1]),
+            (*fused[1][0], True, True, *fused[1][1], True),
         ],
         "fused_attention_backward": [
             fused_backward(*fused[0], x, None, (True, True, True, False)),
             fused_backward(*fused[1], x, scores, (True, True, True, True)),
+            fused_backward(*fused[1], x, mean, (True, True, False, False), keep_weights=False),
             fused_backward(*fused[1], x, None, (False, False, False, True)),
         ],
         "sum_over": [(scores, [0]), (scores, [1, 3]), (scores, [0, 1, 2, 3])],

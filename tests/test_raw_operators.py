@@ -77,14 +77,16 @@ def error_of(op, arguments):
 
 def attention_by_reference(q, k, v, scale, mask_value, right, need_weights, _, *options):
     """Output and weights by the three steps of reference.py."""
-    bias, sinks, mask, lengths, offsets, seed, left, offset, softcap, p = options or (*[None] * 6, 2**63 - 1, 0, 0, 0)
+    options, average = options[:10] or (*[None] * 6, 2**63 - 1, 0, 0, 0), any(options[10:])
+    bias, sinks, mask, lengths, offsets, seed, left, offset, softcap, p = options
     scores = reference.attention_scores(q, k, scale)
     weights, _ = reference.masked_softmax(
         scores, bias, sinks, mask, lengths, offsets, left, right, offset, softcap, mask_value
     )
     if p:
         weights = weights * oracle.keep_mask(int(seed), p, tuple(weights.shape)) / (1 - p)
-    return reference.weighted_sum(weights, v), weights if need_weights else None
+    output = reference.weighted_sum(weights, v)
+    return output, (weights.mean(-3, keepdim=True) if average else weights) if need_weights else None
 
 
 def gradients_by_reference(grad_output, q, k, v, output, row_max, row_sum, scale, mask_value, right, *rest):

@@ -38,6 +38,7 @@ struct Attention {
 struct FusedForward : Attention {
   Output output;            // row = query, col = value_dim
   Output weights;           // optional; row = query, col = key; after dropout
+  bool average = false;     // all heads of a batch entry share their weights (stride 0), which are the mean over them
   Output row_max, row_sum;  // optional, both or neither; one per query
   // Room for the results of parts of the keys (fused_plan.h says how much); null: no part is split off.
   void* partials = nullptr;
@@ -46,10 +47,11 @@ struct FusedForward : Attention {
 // dP = dO V^T + dW, where dW is the gradient of the returned weights, both through dropout;
 // dx = P (dP - delta), delta = sum_j P dP = dO . O + sum_j W dW.
 struct FusedBackward : Attention {
-  Input output, grad_output;    // row = query, col = value_dim
-  Input weights, grad_weights;  // optional, both or neither; row = query, col = key
-  Input row_max, row_sum;       // one per query
-  Output delta;                 // one per query, accumulation type: written by the first phase, read by the others
+  Input output, grad_output;  // row = query, col = value_dim
+  Input grad_weights;         // optional; row = query, col = key
+  Input weights;              // with grad_weights, likewise; on CPU they may be missing, and are worked out anew
+  Input row_max, row_sum;     // one per query
+  Output delta;               // one per query, accumulation type: written by the first phase, read by the others
   Output grad_query, grad_key, grad_value;  // each optional
   Output grad_sink_rows;                    // optional; one per query, accumulation type: -p_s delta
   Output grad_bias;                         // optional; stride 0 where the bias is broadcast: summed there

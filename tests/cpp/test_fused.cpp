@@ -248,9 +248,11 @@ struct BackwardResults {
   Result<T> query, key, value, bias;
   Result<Acc> sink_rows;
   Stack<Acc> delta;
+  bool weights_kept;  // else delta comes from tiles
 
   BackwardResults(Random& random, const FusedCase<T>& c, const ForwardResults<T>& forward, const Stack<T>& grad_output,
-                  const Stack<T>* grad_weights) {
+                  const Stack<T>* grad_weights)
+      : weights_kept(!grad_weights || random.chance(0.5)) {
     static_cast<Attention&>(p) = c.p;
     p.output = forward.output.got.view, p.grad_output = grad_output.view;
     if (grad_weights) p.weights = forward.weights.got.view, p.grad_weights = grad_weights->view;
@@ -269,15 +271,16 @@ struct BackwardResults {
   }
 
   void run(Random& random, const cpu::KernelTable& table) {
-    run_in_pieces(random, table.of(p.dtype).fused_delta, p);
+    const cpu::TypeKernels& kernels = table.of(p.dtype);
+    run_in_pieces(random, weights_kept ? kernels.fused_delta : kernels.fused_delta_tiles, p);
     const BackwardPlan plan = backward_plan(p);
     if (query.wanted || key.wanted || value.wanted) {
       std::vector<Acc> workspace(static_cast<size_t>(plan.workspace()),
                                  static_cast<Acc>(kNan));  // as allocated: anything
       p.workspace = workspace.empty() ? nullptr : workspace.data();
-      for (p.wave = 0; p.wave < plan.waves(); ++p.wave) run_in_pieces(random, table.of(p.dtype).fused_backward, p);
+      for (p.wave = 0; p.wave < plan.waves(); ++p.wave) run_in_pieces(random, kernels.fused_backward, p);
     }
-    if (bias.wanted && !plan.has_bias) run_in_pieces(random, table.of(p.dtype).fused_bias_backward, p);
+    if (bias.wanted && !plan.has_bias) run_in_pieces(random, kernels.fused_bias_backward, p);
   }
 
   void check(const char* about) {
@@ -312,6 +315,11 @@ struct BackwardResults {
       for (int64_t d = 0; d < p.value_dim; ++d) delta_size += std::fabs(output.at(i, d) * grad_output.at(i, d));
       for (int64_t j = 0; grad_weights && j < p.keys; ++j)
         delta_size += std::fabs(weights.at(i, j) * grad_weights.at(i, j));
+      for (int64_t j = 0; !weights_kept && j < p.keys; ++j) {
+        const double w = row.weight[j] * row.kept[j];
+        for (int64_t d = 0; w != 0 && d < p.value_dim; ++d)
+          delta_size += w * std::fabs(grad_output.at(i, d) * row.value.at(j, d));
+      }
       const double sum_error = eps * static_cast<double>(p.value_dim + p.keys + 16);
       if (sink_rows.wanted)
         sink_rows.bound_at(e, i, 0) =

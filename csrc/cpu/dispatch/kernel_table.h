@@ -25,6 +25,7 @@ struct TypeKernels {
   Kernel<FusedForward> fused_forward;
   Kernel<FusedForward> fused_merge;
   Kernel<FusedBackward> fused_delta;
+  Kernel<FusedBackward> fused_delta_tiles;  // without the weights
   Kernel<FusedBackward> fused_backward;
   Kernel<FusedBackward> fused_bias_backward;
 };

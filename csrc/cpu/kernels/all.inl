@@ -29,6 +29,7 @@
 #include "fused_choice.inl"
 #include "fused_delta.inl"
 #include "fused_gradients.inl"
+#include "fused_delta_tiles.inl"
 #include "fused_backward_part.inl"
 #include "fused_backward_sums.inl"
 #include "fused_bias_sums.inl"

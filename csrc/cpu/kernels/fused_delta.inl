@@ -1,7 +1,8 @@
 // The first phase of the fused backward, for one query row:
 //   delta = sum_j P_j dP_j = dO . O + sum_j W_j dW_j       W: the returned weights; terms whose O or W is 0 are skipped
 //   dsink = -p_s delta,  p_s = e^(sink - m) / l
-// With it the kernels that follow get by without a row of P and dP in one place.
+// With it the kernels that follow get by without a row of P and dP in one place. Where W was not kept,
+// fused_delta_tiles.inl does the same.
 
 template <>
 struct RowShape<FusedBackward> {
@@ -36,6 +37,10 @@ struct FusedDeltaRows {
   void row(int64_t i) const {
     Acc sum = product(output.row(i), grad_output.row(i), value_dim);
     if (grad_weights) sum += product(weights.row(i), grad_weights.row(i), keys);
+    write(i, sum);
+  }
+
+  void write(int64_t i, Acc sum) const {
     *delta.row(i).p = sum;
     if (!grad_sink_rows.p) return;
     const Acc l = *row_sum.row(i).p;

@@ -9,22 +9,35 @@ constexpr int64_t kForwardTasks = 16;
 // cache in between.
 constexpr int64_t kLogitKeys = 64;
 
+struct PanelPortion {
+  int64_t entry, first, count;
+};
+
 // Panels of a key/value head, over all query heads that share it, cut into tasks; and the keys into parts.
 struct ForwardSplit {
   int64_t head_panels, panels, parts, entries, key_parts;
 
+  // `group` query heads of each of `entries` are cut together.
   template <class Acc>
-  static ForwardSplit of(const FusedForward& p, int64_t panels_at_most, int64_t key_parts) {
+  static ForwardSplit of(const FusedForward& p, int64_t group, int64_t entries, int64_t panels_at_most,
+                         int64_t key_parts) {
     ForwardSplit s;
     s.key_parts = key_parts;
     s.head_panels = PanelSpread::of<Acc>(p.queries).panels;
-    s.panels = s.head_panels * p.group;
-    s.entries = p.batch.count() / max_of(1, p.group);
+    s.panels = s.head_panels * group;
+    s.entries = entries;
     const int64_t each = max_of(1, min_of(panels_at_most, s.panels * s.entries / kForwardTasks));
     s.parts = ceil_div(s.panels, each);
     return s;
   }
   int64_t tasks() const { return entries * parts * key_parts; }
+
+  // Of `panels`, those of task `task`, a number among those of the same keys. Later queries come first: with causality
+  // they see more keys, and long tasks should not come last.
+  PanelPortion portion(int64_t task) const {
+    const int64_t part = parts - 1 - task % parts, first = panels * part / parts;
+    return {task / parts, first, panels * (part + 1) / parts - first};
+  }
 };
 
 // What a task takes: panels [first, first + count) of a key/value head, and a part of the keys that they see.
@@ -34,6 +47,8 @@ struct ForwardShare {
   // These very keys: those of a first run, when some of its panels run again. The part is cut from what all panels of a
   // task look at together, so one of them alone would cut it elsewhere.
   const KeyRange* keys = nullptr;
+  // In the accumulation type: where WeightsTask adds the weights up instead of writing them.
+  void* weight_sums = nullptr;
 };
 
 template <class T, class Word>

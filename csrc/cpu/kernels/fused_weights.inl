@@ -20,6 +20,7 @@ struct WeightsTask : ForwardTask<T, Word> {
   // Whether a line of weights is one word for each of W pairs of keys.
   static constexpr bool kLinesAreWords = Rules::kDepth * sizeof(T) == sizeof(Acc) && Rules::kDepth > 1;
 
+  Acc* const sums;  // [panel][key][lane] of weights, to which those of this task are added; null: they are written
   bool streaming;
   TileKind* kinds;  // [block][panel], from the first pass over the keys for the others
 
@@ -32,7 +33,8 @@ struct WeightsTask : ForwardTask<T, Word> {
   WeightsTask(const FusedForward& problem, const ForwardSplit& s, const ForwardShare& share, bool only_finite)
       : Base(problem, s, share, only_finite,
              share.count * (score_rows(problem) * kStrideAtMost + ceil_div(problem.keys, kKeyBlock) + 1)),
-        streaming(bypasses_caches<T>(p.batch, p.queries, p.keys, p.weights)),
+        sums(static_cast<Acc*>(share.weight_sums)),
+        streaming(!sums && bypasses_caches<T>(p.batch, p.queries, p.keys, p.weights)),
         kinds(reinterpret_cast<TileKind*>(scores_of(count))) {
     static_assert(sizeof(TileKind) <= sizeof(Acc), "kinds must fit into what was asked for above");
     for (int64_t i = 0; i < kPanelVectors<Acc> * W; ++i) alpha[i] = 1;
@@ -139,11 +141,19 @@ struct WeightsTask : ForwardTask<T, Word> {
           for (int i = 0; i < Rules::kDepth; ++i) terms[i] = line[r + i];
           Rules::store_words(words + r / Rules::kDepth * kStride<NV>, terms);
         }
-        if (n == kLine && weights.col_stride == 1 && kLinesAreWords)
+        if (sums) add_line(panel, v, part.key + j, n, line);
+        else if (n == kLine && weights.col_stride == 1 && kLinesAreWords)
           write_words<NV>(weights, panel.at.query + v * W, lanes, part.key + j, words);
         else write_line(weights, panel.at.query + v * W, lanes, part.key + j, n, line);
       }
     }
+  }
+
+  // With only_finite this is a panel's second run: the values have changed, and the weights have been added before.
+  void add_line(const Panel& panel, int v, int64_t key, int64_t n, const Vec<Acc> (&line)[kLine]) const {
+    if (this->only_finite) return;
+    Acc* sum = sums + ((&panel - panels) * p.keys + key) * Base::kLanesAtMost + v * W;
+    for (int r = 0; r < n; ++r, sum += Base::kLanesAtMost) store<Acc>(sum, load<Acc>(sum) + line[r]);
   }
 
   // line[r]: weights of key + r, zero from n on.
@@ -191,7 +201,7 @@ struct WeightsTask : ForwardTask<T, Word> {
 
   // Keys [begin, end) have no weight.
   void hide(const Panel& panel, int64_t begin, int64_t end) const {
-    if (begin >= end) return;
+    if (begin >= end || sums) return;
     const MatrixWriter<T> weights(p.batch, panel.at.entry, p.weights);
     for (int64_t i = 0; i < panel.at.lanes; ++i) weights.row(panel.at.query + i).fill(begin, end, 0);
   }

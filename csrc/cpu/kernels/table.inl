@@ -11,6 +11,7 @@ constexpr TypeKernels kernels_for() {
           {&FusedForwardKernel<T>::tasks, &FusedForwardKernel<T>::run},
           {&FusedMergeKernel<T>::tasks, &FusedMergeKernel<T>::run},
           {&FusedDeltaKernel<T>::tasks, &FusedDeltaKernel<T>::run},
+          {&TileDeltaKernel<T>::tasks, &TileDeltaKernel<T>::run},
           {&FusedBackwardKernel<T>::tasks, &FusedBackwardKernel<T>::run},
           {&FusedBiasBackwardKernel<T>::tasks, &FusedBiasBackwardKernel<T>::run}};
 }

@@ -92,7 +92,8 @@ void CpuDevice::fused_forward(FusedForward& p) {
 }
 
 void CpuDevice::fused_backward(FusedBackward& p) {
-  launch(&cpu::TypeKernels::fused_delta, p);
+  if (p.grad_weights && !p.weights) launch_one_by_one(&cpu::TypeKernels::fused_delta_tiles, p);
+  else launch(&cpu::TypeKernels::fused_delta, p);
   const BackwardPlan plan = backward_plan(p);
   if (p.grad_query || p.grad_key || p.grad_value) launch_in_waves(p, plan);
   if (p.grad_bias && !plan.has_bias) launch_one_by_one(&cpu::TypeKernels::fused_bias_backward, p);

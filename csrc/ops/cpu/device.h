@@ -7,6 +7,9 @@
 namespace mha::ops {
 
 struct CpuDevice {
+  // Whether there are kernels for the mean of the weights over the heads, and for gradients through weights not kept.
+  static constexpr bool kAveragesWeights = true;
+
   // Lives as long as an operator works.
   struct Scope {
     explicit Scope(const Tensor&) {}

@@ -11,6 +11,8 @@ namespace mha::ops {
 // `Place` has allocate(shape, strides, type) and stream().
 template <class Place>
 struct KernelsOnStream {
+  static constexpr bool kAveragesWeights = false;
+
   static void product(const Product& p) { check("product", cuda::product(p, Place::stream())); }
   static void softmax_forward(const SoftmaxForward& p) { check("softmax", cuda::softmax_forward(p, Place::stream())); }
   static void softmax_backward(const SoftmaxBackward& p) {

@@ -36,11 +36,14 @@ std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, Optio
   require_like_output("output", output);
   p.grad_output = views.of<Input>("grad_output", grad_output, p.queries, p.value_dim);
   p.output = views.of<Input>("output", output, p.queries, p.value_dim);
-  require(weights.has_value() == grad_weights.has_value(), "weights and grad_weights must come together");
+  require(weights.has_value() == grad_weights.has_value() || (Device::kAveragesWeights && grad_weights),
+          "weights and grad_weights must come together");
   if (grad_weights) {
     require_type("grad_weights", *grad_weights, type);
-    require_type("weights", *weights, type);
     p.grad_weights = views.of<Input>("grad_weights", *grad_weights, p.queries, p.keys);
+  }
+  if (weights) {
+    require_type("weights", *weights, type);
     p.weights = views.of<Input>("weights", *weights, p.queries, p.keys);
   }
   require_type("row_max", row_max, sums);

@@ -4,7 +4,8 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attenti
     const Tensor& query, const Tensor& key, const Tensor& value, double scale, double mask_value, int64_t window_right,
     bool need_weights, bool need_statistics, const OptionalTensor& bias, const OptionalTensor& sinks,
     const OptionalTensor& mask, const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets,
-    const OptionalTensor& seed, int64_t window_left, int64_t causal_offset, double softcap, double dropout) {
+    const OptionalTensor& seed, int64_t window_left, int64_t causal_offset, double softcap, double dropout,
+    bool average_weights) {
   const Device::Scope scope(query);
   FusedForward p;
   const GroupedViews views =
@@ -24,7 +25,14 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attenti
   p.output = views.of<Output>("output", output, p.queries, p.value_dim);
   OptionalTensor weights, row_max, row_sum;
   if (need_weights) {
-    weights = allocate(shape_with_tail(query, 1, {p.keys}), query.scalar_type());
+    std::vector<int64_t> shape = shape_with_tail(query, 1, {p.keys});
+    if (average_weights) {
+      require(Device::kAveragesWeights, "average_weights has no kernel for this device");
+      require(p.heads > 0, "average_weights needs heads, got query of shape ", shape_text(query));
+      shape[shape.size() - 3] = 1;
+      p.average = true;
+    }
+    weights = allocate(shape, query.scalar_type());
     p.weights = views.of<Output>("weights", *weights, p.queries, p.keys);
   }
   if (need_statistics) {

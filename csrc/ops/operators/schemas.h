@@ -34,12 +34,13 @@ void define_all(Library& m) {
   // Attention without the matrix of scores. dropout: 0 means none, and then there is no seed. row_max and row_sum are
   // the business of the backward, on the same instruction-set level. What every call says comes first: converting an
   // argument from Python takes longer than a default, and both together up to half the time of a small call.
+  // average_weights (CPU): weights have one head, the mean of all. The backward takes the gradient of each head's.
   m.def(
       "fused_attention(Tensor query, Tensor key, Tensor value, float scale, float mask_value, SymInt window_right,"
       " bool need_weights, bool need_statistics,"
       " Tensor? bias=None, Tensor? sinks=None, Tensor? mask=None, Tensor? key_lengths=None,"
       " Tensor? causal_offsets=None, Tensor? seed=None, SymInt window_left=9223372036854775807, SymInt causal_offset=0,"
-      " float softcap=0.0, float dropout=0.0)"
+      " float softcap=0.0, float dropout=0.0, bool average_weights=False)"
       " -> (Tensor output, Tensor? weights, Tensor? row_max, Tensor? row_sum)");
   m.def(
       "fused_attention_backward(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output,"
