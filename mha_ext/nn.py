@@ -173,20 +173,20 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
+        dtype = (self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight).dtype
         for (name, width), x in zip(widths.items(), (query, key, value), strict=True):
             args.check_float_tensor(name, x)
             if x.dim() not in (2, 3) or x.shape[-1] != width:
                 batched = "batch, length" if self.batch_first else "length, batch"
                 raise ValueError(f"{name} must have shape ({batched}, {width}) or (length, {width}), "
                                  f"got {tuple(x.shape)}")  # fmt: skip
+            if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+                raise TypeError(f"{name} must have the dtype of the module, {dtype}, got {x.dtype}")
         for name, x in (("key", key), ("value", value)):
             args.check_dims(name, x, "query", query)
         if value.shape[:-1] != key.shape[:-1]:
             raise ValueError(f"value must have length and batch of key, {tuple(key.shape[:-1])}, "
                              f"got shape {tuple(value.shape)}")  # fmt: skip
-        in_proj = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
-        if query.dtype != in_proj.dtype and not torch.is_autocast_enabled(query.device.type):
-            raise TypeError(f"query must have the dtype of the module, {in_proj.dtype}, got {query.dtype}")
         batch = 0 if self.batch_first else 1
         if query.dim() == 3 and key.shape[batch] != query.shape[batch]:
             raise ValueError(f"key must have the batch of query, {query.shape[batch]} in dimension {batch}, "
