@@ -1,4 +1,10 @@
-"""``mha_ext.nn.MultiheadAttention``: torch's module of that name, computed by this package's kernels."""
+"""``mha_ext.nn.MultiheadAttention``: torch's module of that name, computed by this package's kernels.
+
+>>> import torch, mha_ext
+>>> theirs, ours = torch.nn.MultiheadAttention(8, 2), mha_ext.nn.MultiheadAttention(8, 2)
+>>> ours.load_state_dict(theirs.state_dict())
+<All keys matched successfully>
+"""
 
 from __future__ import annotations
 

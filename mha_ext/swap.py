@@ -11,7 +11,15 @@ from .nn import MultiheadAttention
 
 
 class SwapReport(NamedTuple):
-    """What :func:`swap_attention` did, by the modules' names in the model; ``str()`` of it is for people."""
+    """What :func:`swap_attention` did, by the modules' names in the model; ``str()`` of it is for people.
+
+    Example:
+        >>> import torch, mha_ext
+        >>> layers = torch.nn.ModuleList([torch.nn.MultiheadAttention(8, 2), mha_ext.nn.MultiheadAttention(8, 2)])
+        >>> print(mha_ext.swap_attention(layers))
+        1 of 2 attention modules swapped
+          1: it is mha_ext's already
+    """
 
     swapped: tuple[str, ...]  #: modules that are now :class:`mha_ext.nn.MultiheadAttention`
     left: dict[str, str]  #: attention modules that are not, and why
