@@ -181,6 +181,19 @@ def test_compiled(backend):
 
 
 @highest_level_only
+def test_on_devices_without_such_a_kernel(monkeypatch):
+    """There torch averages the weights of all heads."""
+    query, key, value, _ = Case(dtype=torch.float64).build()
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    want = attention(*leaves, is_causal=True)
+    monkeypatch.setattr(ops, "AVERAGING_DEVICES", ())
+    with Calls() as calls:
+        got = attention(*leaves, is_causal=True)
+    assert len(calls.calls[0][1]) < 19  # average_weights is the last argument
+    assert_rounding_only(got, want, leaves)
+
+
+@highest_level_only
 def test_a_query_without_heads_is_refused():
     nothing = torch.randn(2, 0, 3, 4)
     numbers = (nothing, nothing, nothing, 1.0, -torch.inf, UNBOUNDED, True, False)

@@ -241,6 +241,34 @@ void test_forward(Random& random, const cpu::KernelTable& table) {
   results.check(c.about);
 }
 
+// The mean over the heads against the weights of all heads, which test_forward holds against the definition.
+template <class T>
+void test_average(Random& random, const cpu::KernelTable& table) {
+  const FusedCase<T> c(random, table.isa);
+  const int64_t heads = c.p.heads, last = c.p.batch.ndim - 1;
+  if (heads == 0) return;  // the operator's business: no kernel is asked
+  ForwardResults<T> all(random, c.p, true, true), average(random, c.p, false, true);
+  all.run(random, table);
+  BatchShape entries = c.p.batch;
+  entries.size[last] = entries.size[last - 1] = 1;
+  Stack<T> mean(random, entries, c.p.queries, c.p.keys, false);
+  average.p.average = true, average.p.weights = mean.output();
+  average.p.weights.batch_stride[last] = average.p.weights.batch_stride[last - 1] = 0;
+  average.run(random, table);
+  const double relative = 2 * epsilon<T>() + static_cast<double>(heads) * epsilon<accumulate_t<T>>();
+  for (int64_t e = 0, n = entries.count(); e < n; ++e)
+    for (int64_t i = 0; i < c.p.queries; ++i)
+      for (int64_t j = 0; j < c.p.keys; ++j) {
+        double want = 0;
+        for (int64_t h = 0; h < heads; ++h) want += all.weights.got.value(e * heads + h, i, j) / double(heads);
+        const double got = mean.value(e, i, j);
+        CHECK(std::fabs(got - want) <= relative * want + kTiny<T>, "%s: the mean at %ld %ld %ld is %g, want %g",
+              c.about, long(e), long(i), long(j), got, want);
+      }
+  average.p.weights = {};
+  average.check(c.about);
+}
+
 template <class T>
 struct BackwardResults {
   using Acc = accumulate_t<T>;
@@ -378,6 +406,7 @@ void test_type(int rounds) {
     Random random;
     for (int i = 0; i < rounds; ++i) {
       test_forward<T>(random, table);
+      if (i % 3 == 0) test_average<T>(random, table);
       test_backward<T>(random, table);
     }
   });
