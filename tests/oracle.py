@@ -112,11 +112,13 @@ def attention(
     for b in range(batch):
         for h in range(heads):
             kh, vh = k[b, h // group], v[b, h // group]
+            # unbind: the gradient of a row picked out by its index would be as large as the whole tensor.
+            queries, biases = q[b, h].unbind(), None if b4 is None else b4[b, h].unbind()
             for i in range(lq):
                 seen = see[b, h, i].nonzero().flatten()
-                x = soften(scale * (kh[seen] @ q[b, h, i]), softcap)
-                if b4 is not None:
-                    x = x + b4[b, h, i][seen]
+                x = soften(scale * (kh[seen] @ queries[i]), softcap)
+                if biases is not None:
+                    x = x + biases[i][seen]
                 p = softmax_row(x, seen, lk, None if sinks is None else sinks.double()[h], mask_value)
                 if keep is not None:
                     kept = keep[b, h, i].nonzero().flatten()
@@ -158,11 +160,12 @@ def masked_softmax(
     rows = []
     for b in range(batch):
         for h in range(heads):
+            score_rows, biases = s[b, h].unbind(), None if b4 is None else b4[b, h].unbind()
             for i in range(lq):
                 seen = see[b, h, i].nonzero().flatten()
-                x = soften(s[b, h, i][seen], softcap)
-                if b4 is not None:
-                    x = x + b4[b, h, i][seen]
+                x = soften(score_rows[i][seen], softcap)
+                if biases is not None:
+                    x = x + biases[i][seen]
                 rows.append(softmax_row(x, seen, lk, None if sinks is None else sinks.double()[h], mask_value))
     return stack_rows(rows, scores.shape)
 
