@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "gauge"))
+import bound
 import gauge
 import sass
 
@@ -44,6 +45,16 @@ def test_the_loop_with_tensor_instructions_is_found():
 def test_code_without_multiplications_has_no_main_loop():
     (function,) = sass.parse(TWO_LOOPS.replace("HMMA.16816.F32", "IADD3").replace("FFMA", "IADD3"))
     assert function.main_loop() == []
+
+
+def test_the_bound_is_the_unit_that_is_busy_longest():
+    load = sass.Instruction(0, "LDSM.16.M88.4", "")
+    assert [load.shared_bytes, sass.Instruction(0, "LDS.U.128", "").shared_bytes] == [512, 512]
+    row = {"loop": 40, "loop_tensor": 8, "loop_shared_bytes": 8 * load.shared_bytes, "loop_special": 1}
+    assert bound.busy(row, "sm_80") == {"issue": 40, "shared": 128, "tensor": 64, "float": 0, "double": 0, "special": 8}
+    assert bound.bound(row, "sm_80") == ("shared", 0.5)
+    assert bound.bound(row, "sm_90") == ("shared", 0.25)
+    assert bound.bound({"loop": 10}, "sm_80") is None
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bound import RATES, bound
 from sass import Function, parse
 
 HERE = Path(__file__).resolve().parent
@@ -71,7 +72,7 @@ def main_loop(function: Function) -> Row:
     loop = function.main_loop()
     pipes = Counter(i.pipe for i in loop)
     row = {"loop": len(loop), **{f"loop_{pipe}": count for pipe, count in sorted(pipes.items())}}
-    row["loop_ldmatrix"] = sum(i.base == "LDSM" for i in loop)
+    row["loop_shared_bytes"] = sum(i.shared_bytes for i in loop)
     return {name: count for name, count in row.items() if count or name == "loop"}
 
 
@@ -108,12 +109,13 @@ def per_tensor(row: Row) -> float | None:
 def text_of(table: dict[str, Rows]) -> str:
     lines = []
     for arch, rows in table.items():
-        lines.append(f"{arch:74} regs stack shared   code   loop tensor per tensor")
+        lines.append(f"{arch:74} regs stack shared   code   loop tensor per tensor  bound")
         for name, row in rows.items():
-            ratio = per_tensor(row)
+            ratio, limit = per_tensor(row), bound(row, arch) if arch in RATES else None
             lines.append(
                 f"{name[:74]:74} {row['registers']:4} {row['stack']:5} {row['shared']:6} {row['code']:6} "
-                f"{row['loop']:6} {row.get('loop_tensor', 0):6} {'' if ratio is None else f'{ratio:10.1f}'}"
+                f"{row['loop']:6} {row.get('loop_tensor', 0):6} {'' if ratio is None else f'{ratio:.1f}':>10}"
+                f"  {f'{limit[0]} {limit[1]:.0%}' if limit else ''}"
             )
     return "\n".join(lines)
 

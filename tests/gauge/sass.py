@@ -56,6 +56,16 @@ class Instruction:
         return self.name.split(".")[0]
 
     @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a warp moves with it."""
+        if self.pipe != "shared":
+            return 0
+        if self.base in ("LDSM", "STSM"):
+            return 128 * int(self.name.rsplit(".", 1)[1])  # .M88.4: four matrices of 8 rows of 16 bytes
+        width = re.search(r"\.(8|16|32|64|128)\b", self.name)
+        return 32 * (int(width[1]) // 8 if width else 4)
+
+    @property
     def pipe(self) -> str:
         return PIPE_OF.get(self.base, "uniform" if self.base.startswith("U") else "integer")
 
