@@ -1,8 +1,8 @@
 """A model of how fast a main loop can run: the unit that its instructions keep busy longest, if nothing ever waits.
 
-Rates are per cycle and quarter of a multiprocessor, from NVIDIA's white papers on A100 and H100 and the throughput table
-of the CUDA programming guide. On sm_90 a warp's mma reaches about two thirds of the rate given here, which is that of
-wgmma. Latencies, first-level cache and memory are left out: this is a bound, not a forecast.
+Rates are per cycle and quarter of a multiprocessor, from NVIDIA's white papers on A100 and H100 and the table of
+arithmetic throughput in the CUDA programming guide. On sm_90 mma stays below the rate given here, which is that of
+wgmma (Luo et al., arXiv:2402.13499). Latencies, caches and memory are left out: this is a bound, not a forecast.
 """
 
 from __future__ import annotations
