@@ -52,6 +52,7 @@ struct Machine {
   Findings findings;
 };
 
-Machine& machine();
+extern Machine the_machine;
+inline Machine& machine() { return the_machine; }
 
 }  // namespace ptxvm

@@ -38,9 +38,9 @@ LAUNCHER(missing_syncwarp, 32, 0)
 __global__ void barrier_between_turns(float* out, const float* in, int n) {
   __shared__ float x[64];
   for (int turn = blockIdx.x; turn < 4; turn += gridDim.x) {
-    x[threadIdx.x] = in[threadIdx.x];  // FAULT barrier_between_turns
+    x[threadIdx.x] = in[threadIdx.x];
     __syncthreads();
-    out[threadIdx.x] = x[threadIdx.x ^ 32];
+    out[threadIdx.x] = x[threadIdx.x ^ 32];  // FAULT barrier_between_turns
   }
 }
 extern "C" int run_barrier_between_turns(float* out, const float* in, int n) {
