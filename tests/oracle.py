@@ -198,14 +198,17 @@ def philox(counter, key):
     return c0, c1, c2, c3
 
 
-def keep_mask(seed, p, shape, *, batch0=0, head0=0, query0=0):
-    """Dropout's keep-mask for `shape` = (batch, head, Lq, Lk): a function of (seed, batch, head, query, key) alone."""
+def dropout_fields(seed, shape, *, batch0=0, head0=0, query0=0):
+    """Dropout's 16 bits for each of `shape` = (batch, head, Lq, Lk): a function of (seed, batch, head, query, key)."""
     b, h, i, j = np.meshgrid(*(np.arange(n, dtype=np.uint64) for n in shape), indexing="ij")
     b, h, i = b + np.uint64(batch0), h + np.uint64(head0), i + np.uint64(query0)
     bits = seed % 2**64
     words = np.stack(philox((i, j // np.uint64(8), h, b), (bits & WORD, bits >> 32)))
     lane = (j % np.uint64(8)).astype(np.int64)
     word = np.take_along_axis(words, (lane % 4)[None], axis=0)[0]
-    field = np.where(lane < 4, word & np.uint64(0xFFFF), word >> np.uint64(16))
-    threshold = math.floor(p * 65536 + 0.5)
-    return torch.from_numpy(field >= np.uint64(threshold))
+    return np.where(lane < 4, word & np.uint64(0xFFFF), word >> np.uint64(16))
+
+
+def keep_mask(seed, p, shape, **first):
+    """Dropout's keep-mask: fields at or above the threshold."""
+    return torch.from_numpy(dropout_fields(seed, shape, **first) >= np.uint64(math.floor(p * 65536 + 0.5)))

@@ -84,14 +84,14 @@ class Function:
                 yield [i for i in self.instructions if begin <= i.address <= branch.address]
 
     def main_loop(self) -> list[Instruction]:
-        """Empty where no loop multiplies."""
+        """Where the largest part of the instructions multiplies; empty where no loop does."""
 
-        def weight(loop: list[Instruction]) -> tuple[int, int, int]:
+        def weight(loop: list[Instruction]) -> tuple[float, float]:
             names = Counter(i.base for i in loop)
-            return sum(names[n] for n in TENSOR), sum(names[n] for n in MULTIPLY_ADD), -len(loop)
+            return sum(names[n] for n in TENSOR) / len(loop), sum(names[n] for n in MULTIPLY_ADD) / len(loop)
 
         loop = max(self.loops(), key=weight, default=[])
-        return loop if any(weight(loop)[:2]) else []
+        return loop if loop and any(weight(loop)) else []
 
 
 def parse(text: str) -> list[Function]:

@@ -6,8 +6,10 @@
 //   dV += P dO,  dK += dS Q      or  dQ += dS K
 // Dao, "FlashAttention-2", 2023.
 //
-// "Zero hides" (docs/notation.md), but 0 * NaN is NaN. So a block whose sums are not finite leaves a mark, and
-// fused_backward_fma.cuh does it again, in case what spoilt them was hidden.
+// "Zero hides" (docs/notation.md), but 0 * NaN is NaN. So a block whose sums are not finite does it all again with
+// care, in case what spoilt them was hidden: the same arithmetic, but where P is 0 so is dS, whatever dP is, and the
+// last products are those of fused_values.cuh. These take no sign of dS into account, and need not: where Q or K is not
+// finite, S is not, and so dS is 0 or NaN.
 #pragma once
 #include "fused_backward_pairs.cuh"
 #include "fused_values.cuh"
@@ -45,7 +47,7 @@ struct GradTile {
 
   const GradCall<float>& call;
   const int warp_row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  TileFragments<kHead> stay[2];  // of K and V, or of Q and dO
+  TileFragments<kHead> stay;  // of K or Q; V or dO lie kStayBytes behind it
   uint32_t stay_registers[2][Shape::kStayInRegisters ? kHead / 16 : 1][4];
   GradRow<float> row[2];              // queries g and g + 8 that stay
   float score_sums[1][kHead / 8][4];  // dK or dQ, not yet scaled
@@ -64,14 +66,18 @@ struct GradTile {
     zero(value_sums);
   }
 
-  __device__ __forceinline__ void read_stay(uint32_t first, uint32_t second) {
-    stay[0] = TileFragments<kHead>::rows_first(first, warp_row);
-    stay[1] = TileFragments<kHead>::rows_first(second, warp_row);
+  // Address of columns 16 d to 16 d + 15 of what stays.
+  __device__ __forceinline__ uint32_t stay_at(int which, int d) const {
+    return stay.at(0, d) + which * Shape::kStayBytes;
+  }
+
+  __device__ __forceinline__ void read_stay(uint32_t first) {
+    stay = TileFragments<kHead>::rows_first(first, warp_row);
     if constexpr (Shape::kStayInRegisters) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int d = 0; d < kHead / 16; ++d) load_matrices(stay_registers[i][d], stay[i].at(0, d));
+        for (int d = 0; d < kHead / 16; ++d) load_matrices(stay_registers[i][d], stay_at(i, d));
     }
   }
 
@@ -90,7 +96,7 @@ struct GradTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i] = stay_registers[which][d][i];
       } else {
-        load_matrices(a, stay[which].at(0, d));
+        load_matrices(a, stay_at(which, d));
       }
 #pragma unroll
       for (int n = 0; n < kMoving / 16; ++n) {
@@ -109,16 +115,19 @@ struct GradTile {
     return {rows[i], rows[kMoving + i], rows[2 * kMoving + i]};
   }
 
-  // S and dP become P and dS, where all pairs are visible and no option asks for more.
+  // S and dP become P and dS, where no option asks for more; hidden pairs have the score -inf.
+  template <bool kCareful>
   __device__ __forceinline__ void finish_open(Pairs& s, Pairs& dp, const float* rows) const {
 #pragma unroll
     for (int n = 0; n < kMoving / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const GradRow<float> r = query_row(rows, n, e);
-        const float weight = Logits<float>::weight(s[0][n][e], r.shift, call.logits.c, false) * r.inverse;
+        float weight = Logits<float>::weight(s[0][n][e], r.shift, call.logits.c, false) * r.inverse;
+        if (kCareful && s[0][n][e] == Logits<float>::kMinusInfinity) weight = 0;  // also where the row saw NaN
         s[0][n][e] = weight;
         dp[0][n][e] = weight * (dp[0][n][e] - r.delta);
+        if (kCareful && weight == 0) dp[0][n][e] = 0;
       }
   }
 
@@ -131,13 +140,15 @@ struct GradTile {
   }
 
   // The same with hidden pairs.
-  __device__ __forceinline__ void finish_masked(Pairs& s, Pairs& dp, const float* rows, const PairBits& bits) const {
+  __device__ __forceinline__ void finish_masked(Pairs& s, Pairs& dp, const float* rows, const PairBits& bits,
+                                                bool careful) const {
 #pragma unroll
     for (int n = 0; n < kMoving / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         if (!bit(bits.seen, n, e)) s[0][n][e] = Logits<float>::kMinusInfinity;
-    finish_open(s, dp, rows);
+    if (careful) finish_open<true>(s, dp, rows);
+    else finish_open<false>(s, dp, rows);
   }
 
   // The same with all options. first_*: of the tile.
@@ -166,6 +177,12 @@ struct GradTile {
     if constexpr (kKeysStay)
       add_values<T, 1, kMoving, kHead>(value_sums, weights, TileFragments<kHead>::rows_first(second_tile, 0));
     add_values<T, 1, kMoving, kHead>(score_sums, grads, TileFragments<kHead>::rows_first(first_tile, 0));
+  }
+  __device__ __forceinline__ void add_carefully(const Pairs& weights, const Pairs& grads, uint32_t first_tile,
+                                                uint32_t second_tile) {
+    if constexpr (kKeysStay)
+      add_values_carefully<T, 1, kMoving, kHead>(value_sums, weights, TileFragments<kHead>::rows_first(second_tile, 0));
+    add_values_carefully<T, 1, kMoving, kHead>(score_sums, grads, TileFragments<kHead>::rows_first(first_tile, 0));
   }
 
   // 0 * x is NaN for inf and NaN.

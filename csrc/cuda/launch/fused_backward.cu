@@ -23,7 +23,6 @@ GradCall<accumulate_t<T>> call_of(const FusedBackward& p) {
                                  dropout_threshold(p.dropout) > 0};
   if (head_on_tensor_cores(p) == 0) return call;
   call.rows = static_cast<float*>(p.workspace);
-  call.spoilt = static_cast<uint32_t*>(p.workspace) + GradRowTiles::count(p);
   call.query_chunks = lies_in_chunks(p.batch, p.query, p.head_dim);
   call.key_chunks = lies_in_chunks(p.batch, p.key, p.head_dim);
   call.value_chunks = lies_in_chunks(p.batch, p.value, p.value_dim);
@@ -57,10 +56,7 @@ cudaError_t gradients_on_tensor_cores(const GradCall<float>& call, int head, cud
   if (!p.grad_query && !p.grad_key && !p.grad_value) return cudaSuccess;
   const bool chunks = call.query_chunks && call.key_chunks && call.value_chunks && call.grad_chunks;
   const bool plain = chunks && !call.logits.scaled && !p.grad_weights && !call.drops;
-  const cudaError_t error = plain ? backward_plain<T>(call, head, stream) : backward_options<T>(call, head, stream);
-  if (error != cudaSuccess) return error;
-  const int64_t tiles = key_tiles_of(p) + query_tiles_of(p);
-  return start(fused_repair<T>, min_of(tiles, kRepairBlocks), kFmaThreads, sizeof(FmaShared<float>), stream, call);
+  return plain ? backward_plain<T>(call, head, stream) : backward_options<T>(call, head, stream);
 }
 
 // Of query, key and value.
@@ -89,9 +85,7 @@ cudaError_t backward(const FusedBackward& p, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t backward_workspace(const FusedBackward& p) {
-  return head_on_tensor_cores(p) ? GradRowTiles::count(p) + key_tiles_of(p) + query_tiles_of(p) : 0;
-}
+int64_t backward_workspace(const FusedBackward& p) { return head_on_tensor_cores(p) ? GradRowTiles::count(p) : 0; }
 
 cudaError_t fused_backward(const FusedBackward& p, cudaStream_t stream) {
   if (p.batch.count() * p.queries * p.keys == 0) return cudaSuccess;
