@@ -77,7 +77,7 @@ def cuda_extension(archs: list[str]) -> Extension:
         define_macros=[("MHA_CUDA_ARCHS", f'"{" ".join(archs)}"')],
         extra_compile_args={
             "cxx": [*COMPILE_FLAGS, *torch_headers(), cuda_headers],
-            "nvcc": ["-std=c++17", "-O3", "-lineinfo", "-Xcompiler=-fvisibility=hidden", gencode(archs)],
+            "nvcc": ["-std=c++17", "-O3", "-Xcompiler=-fvisibility=hidden", gencode(archs)],
         },
         language="c++",
     )

@@ -34,7 +34,8 @@ struct GradBlock {
 
   __device__ __forceinline__ GradBlock(const GradCall<float>& c, GradPlace& shared_place)
       : call(c), p(c.p), shared(shared_address(memory())), place(shared_place), tile(c) {
-    const uint32_t head = blockIdx.x / tiles_of_head(), turn = blockIdx.x - head * tiles_of_head();
+    const uint32_t block = blockIdx.x / Shape::kParts;
+    const uint32_t head = block / tiles_of_head(), turn = block - head * tiles_of_head();
     // With causality the first keys and the last queries have the most to do: they come first.
     const int64_t first_row = int64_t{kKeysStay ? turn : tiles_of_head() - 1 - turn} * Shape::kRows;
     if (threadIdx.x == 0) place = {head, first_row, false};
@@ -227,7 +228,7 @@ struct GradBlock {
     }
   }
 
-  __device__ __forceinline__ void write(const float (&sums)[kHead / 8][4], const Output& out, int64_t entry,
+  __device__ __forceinline__ void write(const float (&sums)[Shape::kColumns / 8][4], const Output& out, int64_t entry,
                                         int64_t rows_there, int64_t cols, float factor) const {
     if (!out) return;
     T* const to = matrix<T>(p.batch, entry, out);
@@ -239,8 +240,8 @@ struct GradBlock {
       if (row >= rows_there) continue;
       T* const row_to = to + row * out.row_stride;
 #pragma unroll
-      for (int n = 0; n < kHead / 8; ++n) {
-        const int col = n * 8 + 2 * tile.t;
+      for (int n = 0; n < Shape::kColumns / 8; ++n) {
+        const int col = Tile::first_column() + n * 8 + 2 * tile.t;
         const uint32_t both = pack<T>(sums[n][2 * h] * factor, sums[n][2 * h + 1] * factor);
         if (pairs) {
           if (col < cols) *reinterpret_cast<uint32_t*>(row_to + col) = both;

@@ -27,9 +27,14 @@ struct GradShape {
   static constexpr bool kKeysStay = kKeysStay_;
   static constexpr GradWay kWay = kWay_;
   static constexpr int kRows = kGradTile;  // that stay: 16 of each warp
-  static constexpr int kMoving = kHead > 64 || (kHead == 64 && kKeysStay && kWay == GradWay::options)
-                                     ? 32
-                                     : kGradTile;  // larger heads leave no registers for more
+  // Larger heads leave no registers for more; and where heads are 256 wide, all tiles still fit into 99 KB, which every
+  // architecture has.
+  static constexpr int kMoving = kHead > 128                                                            ? 16
+                                 : kHead > 64 || (kHead == 64 && kKeysStay && kWay == GradWay::options) ? 32
+                                                                                                        : kGradTile;
+  // Columns of the results that a block has; the other parts of 256 do not fit into its registers and are for other
+  // blocks, which compute S and dP once more.
+  static constexpr int kColumns = kHead <= 128 ? kHead : 128, kParts = kHead / kColumns;
   static constexpr int kQueries = kKeysStay ? kMoving : kRows, kKeys = kKeysStay ? kRows : kMoving;
   static constexpr bool kStayInRegisters = kHead <= 64 && kWay == GradWay::plain;  // options need the registers
   static constexpr int kStayBytes = kRows * kHead * 2, kMovingBytes = kMoving * kHead * 2;
@@ -49,9 +54,9 @@ struct GradTile {
   const int warp_row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   TileFragments<kHead> stay;  // of K or Q; V or dO lie kStayBytes behind it
   uint32_t stay_registers[2][Shape::kStayInRegisters ? kHead / 16 : 1][4];
-  GradRow<float> row[2];              // queries g and g + 8 that stay
-  float score_sums[1][kHead / 8][4];  // dK or dQ, not yet scaled
-  float value_sums[1][kKeysStay ? kHead / 8 : 1][4];
+  GradRow<float> row[2];                        // queries g and g + 8 that stay
+  float score_sums[1][Shape::kColumns / 8][4];  // dK or dQ, not yet scaled
+  float value_sums[1][kKeysStay ? Shape::kColumns / 8 : 1][4];
 
   __device__ __forceinline__ explicit GradTile(const GradCall<float>& c) : call(c) {}
 
@@ -64,6 +69,11 @@ struct GradTile {
     };
     zero(score_sums);
     zero(value_sums);
+  }
+
+  // Of the results.
+  static __device__ __forceinline__ int first_column() {
+    return Shape::kParts == 1 ? 0 : static_cast<int>(blockIdx.x % Shape::kParts) * Shape::kColumns;
   }
 
   // Address of columns 16 d to 16 d + 15 of what stays.
@@ -89,7 +99,8 @@ struct GradTile {
     for (int n = 0; n < kMoving / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[0][n][e] = 0;
-#pragma unroll
+    // Not all of 256: the addresses ahead would take registers that are not there.
+#pragma unroll(kHead > 128 ? 4 : kHead / 16)
     for (int d = 0; d < kHead / 16; ++d) {
       uint32_t a[4];
       if constexpr (Shape::kStayInRegisters) {
@@ -172,24 +183,26 @@ struct GradTile {
       }
   }
 
+  // The block's columns of a tile. (Whole columns of chunks that change places: see TileLayout.)
+  static __device__ __forceinline__ TileFragments<kHead> columns_of(uint32_t tile) {
+    return TileFragments<kHead>::rows_first(tile + first_column() * 2, 0);
+  }
   __device__ __forceinline__ void add(const Pairs& weights, const Pairs& grads, uint32_t first_tile,
                                       uint32_t second_tile) {
-    if constexpr (kKeysStay)
-      add_values<T, 1, kMoving, kHead>(value_sums, weights, TileFragments<kHead>::rows_first(second_tile, 0));
-    add_values<T, 1, kMoving, kHead>(score_sums, grads, TileFragments<kHead>::rows_first(first_tile, 0));
+    if constexpr (kKeysStay) add_values<T>(value_sums, weights, columns_of(second_tile));
+    add_values<T>(score_sums, grads, columns_of(first_tile));
   }
   __device__ __forceinline__ void add_carefully(const Pairs& weights, const Pairs& grads, uint32_t first_tile,
                                                 uint32_t second_tile) {
-    if constexpr (kKeysStay)
-      add_values_carefully<T, 1, kMoving, kHead>(value_sums, weights, TileFragments<kHead>::rows_first(second_tile, 0));
-    add_values_carefully<T, 1, kMoving, kHead>(score_sums, grads, TileFragments<kHead>::rows_first(first_tile, 0));
+    if constexpr (kKeysStay) add_values_carefully<T>(value_sums, weights, columns_of(second_tile));
+    add_values_carefully<T>(score_sums, grads, columns_of(first_tile));
   }
 
   // 0 * x is NaN for inf and NaN.
   __device__ __forceinline__ bool sums_are_finite() const {
     float probe = 0;
 #pragma unroll
-    for (int n = 0; n < kHead / 8; ++n)
+    for (int n = 0; n < Shape::kColumns / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         probe = __fmaf_rn(score_sums[0][n][e], 0.0f, probe);

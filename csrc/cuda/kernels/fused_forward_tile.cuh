@@ -232,8 +232,8 @@ struct ForwardTile {
   // O += P V
   __device__ __forceinline__ void add(const Scores& s, uint32_t value_tile, bool careful) {
     const auto values = TileFragments<kHead>::rows_first(value_tile, 0);
-    if (careful) add_values_carefully<T, kRowTiles, kKeys, kHead>(output, s, values);
-    else add_values<T, kRowTiles, kKeys, kHead>(output, s, values);
+    if (careful) add_values_carefully<T>(output, s, values);
+    else add_values<T>(output, s, values);
   }
 
   // The row sums of all lanes.
