@@ -38,8 +38,10 @@ struct GradShape {
   static constexpr int kQueries = kKeysStay ? kMoving : kRows, kKeys = kKeysStay ? kRows : kMoving;
   static constexpr bool kStayInRegisters = kHead <= 64 && kWay == GradWay::plain;  // options need the registers
   static constexpr int kStayBytes = kRows * kHead * 2, kMovingBytes = kMoving * kHead * 2;
-  static constexpr int kRowBytes = 3 * kMoving * 4;  // shift, inverse and delta of queries that move
+  // Shift, inverse and delta of queries that move; tiles behind them begin at a multiple of 128 bytes.
+  static constexpr int kRowBytes = (3 * kMoving * 4 + 127) / 128 * 128;
   static constexpr int kBufferBytes = 2 * kMovingBytes + (kKeysStay ? kRowBytes : 0);
+  static_assert(kBufferBytes % 128 == 0);
   static constexpr int kSharedBytes = 2 * kStayBytes + 2 * kBufferBytes + static_cast<int>(sizeof(PairBits));
 };
 
@@ -142,12 +144,14 @@ struct GradTile {
       }
   }
 
-  // The bit of element e of C tile n.
+  // The bit of element e of C tile n; of a query's word only that half, or quarter, which was written.
   __device__ __forceinline__ bool bit(const uint64_t* words, int n, int e) const {
+    constexpr int kBits = Shape::kKeys < 32 ? Shape::kKeys : 32;
+    using Word = std::conditional_t<kBits == 32, uint32_t, uint16_t>;
     const int moving = n * 8 + 2 * t + e % 2, staying = warp_row + g + e / 2 * 8;
     const int query = kKeysStay ? moving : staying;
-    const int key = kKeysStay ? staying : moving, half = kKeysStay ? warp_row / 32 : n / 4;
-    return reinterpret_cast<const uint32_t*>(words + query)[half] >> key % 32 & 1;
+    const int key = kKeysStay ? staying : moving, part = kKeysStay ? warp_row / kBits : n * 8 / kBits;
+    return reinterpret_cast<const Word*>(words + query)[part] >> key % kBits & 1;
   }
 
   // The same with hidden pairs.
