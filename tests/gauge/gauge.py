@@ -18,12 +18,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bound import RATES, bound
+from bound import bound
 from sass import Function, parse
 
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "table.json"
-ARCHS = ("sm_80", "sm_90")  # of the table; nothing may spill on any
+ARCHS = ("sm_80", "sm_90")  # of the table; of the others only the resources are looked at
 
 Row = dict[str, int]
 Rows = dict[str, Row]  # by kernel
@@ -51,9 +51,8 @@ def output_of(name: str, *arguments: str, text: str | None = None, folder: str |
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=folder).stdout
 
 
-def kernel_name(mangled: str) -> str:
+def kernel_name(name: str) -> str:
     """``product_mma_kernel<float16, false>``, without namespaces and parameters."""
-    name = output_of("c++filt", text=mangled).strip()
     name = (
         name.removeprefix("void ")
         .replace("mha::cuda::", "")
@@ -76,18 +75,25 @@ def main_loop(function: Function) -> Row:
     return {name: count for name, count in row.items() if count or name == "loop"}
 
 
-def measure(cubin: Path) -> Rows:
-    """A row for each kernel of a file of machine code."""
-    usage, code = output_of("cuobjdump", "-res-usage", str(cubin)), output_of("nvdisasm", "-c", str(cubin))
+def measure(cubin: Path, disassemble: bool) -> Rows:
+    """A row for each kernel of a file of machine code: its resources and, which takes longer, what its code is like."""
+    used = USAGE.findall(output_of("cuobjdump", "-res-usage", str(cubin)))
+    names = output_of("c++filt", text="\n".join(name for name, *_ in used)).splitlines()
+    functions = (
+        {function.name: function for function in parse(output_of("nvdisasm", "-c", str(cubin)))} if disassemble else {}
+    )
     rows = {}
-    functions = {function.name: function for function in parse(code)}
-    for name, registers, stack, shared, local in USAGE.findall(usage):
-        function = functions[name]
-        spills = sum(i.pipe == "local" for i in function.instructions)
-        resources = {"registers": int(registers), "stack": int(stack) + int(local), "shared": int(shared)}
-        row = {**resources, "local_accesses": spills, "code": len(function.instructions), **main_loop(function)}
+    for (mangled, registers, stack, shared, local), name in zip(used, names, strict=True):
+        row = {"registers": int(registers), "stack": int(stack) + int(local), "shared": int(shared)}
+        if disassemble:
+            row |= code_of(functions[mangled])
         rows[kernel_name(name)] = row
     return rows
+
+
+def code_of(function: Function) -> Row:
+    spills = sum(i.pipe == "local" for i in function.instructions)
+    return {"local_accesses": spills, "code": len(function.instructions), **main_loop(function)}
 
 
 def measure_all(built: Path) -> dict[str, Rows]:
@@ -96,8 +102,9 @@ def measure_all(built: Path) -> dict[str, Rows]:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         output_of("cuobjdump", "-xelf", "all", str(built.resolve()), folder=folder)
         cubins = sorted(Path(folder).glob("*.cubin"))
-        for cubin, rows in zip(cubins, pool.map(measure, cubins), strict=True):
-            table.setdefault(cubin.suffixes[-2].removeprefix("."), {}).update(rows)
+        archs = [cubin.suffixes[-2].removeprefix(".") for cubin in cubins]
+        for arch, rows in zip(archs, pool.map(measure, cubins, [arch in ARCHS for arch in archs]), strict=True):
+            table.setdefault(arch, {}).update(rows)
     return {arch: dict(sorted(rows.items())) for arch, rows in sorted(table.items())}
 
 
@@ -108,10 +115,11 @@ def per_tensor(row: Row) -> float | None:
 
 def text_of(table: dict[str, Rows]) -> str:
     lines = []
-    for arch, rows in table.items():
+    for arch in (a for a in ARCHS if a in table):
+        rows = table[arch]
         lines.append(f"{arch:74} regs stack shared   code   loop tensor per tensor  bound")
         for name, row in rows.items():
-            ratio, limit = per_tensor(row), bound(row, arch) if arch in RATES else None
+            ratio, limit = per_tensor(row), bound(row, arch)
             lines.append(
                 f"{name[:74]:74} {row['registers']:4} {row['stack']:5} {row['shared']:6} {row['code']:6} "
                 f"{row['loop']:6} {row.get('loop_tensor', 0):6} {'' if ratio is None else f'{ratio:.1f}':>10}"
