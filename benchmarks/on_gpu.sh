@@ -22,7 +22,7 @@ step() {  # step NAME SECONDS COMMAND...
   python3 -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)'
 } >>"$folder/summary.txt" 2>&1
 
-step build 420 env MAX_JOBS=16 MHA_EXT_CUDA=auto python3 setup.py build_ext --inplace
+step build 420 env MAX_JOBS=16 MHA_EXT_CUDA=auto NVCC_APPEND_FLAGS=-lineinfo python3 setup.py build_ext --inplace
 step info 60 python3 -m mha_ext info
 step cuda_tests 420 env MHA_EXT_TEST_ON=cuda python3 -m pytest -q -p no:cacheprovider -m core -k cuda --maxfail=50
 step gpu_tests 120 python3 -m pytest -q -p no:cacheprovider -n0 tests/test_gpu.py

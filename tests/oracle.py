@@ -112,11 +112,13 @@ def attention(
     for b in range(batch):
         for h in range(heads):
             kh, vh = k[b, h // group], v[b, h // group]
+            # unbind: the gradient of a row picked out by its index would be as large as the whole tensor.
+            queries, biases = q[b, h].unbind(), None if b4 is None else b4[b, h].unbind()
             for i in range(lq):
                 seen = see[b, h, i].nonzero().flatten()
-                x = soften(scale * (kh[seen] @ q[b, h, i]), softcap)
-                if b4 is not None:
-                    x = x + b4[b, h, i][seen]
+                x = soften(scale * (kh[seen] @ queries[i]), softcap)
+                if biases is not None:
+                    x = x + biases[i][seen]
                 p = softmax_row(x, seen, lk, None if sinks is None else sinks.double()[h], mask_value)
                 if keep is not None:
                     kept = keep[b, h, i].nonzero().flatten()
@@ -158,11 +160,12 @@ def masked_softmax(
     rows = []
     for b in range(batch):
         for h in range(heads):
+            score_rows, biases = s[b, h].unbind(), None if b4 is None else b4[b, h].unbind()
             for i in range(lq):
                 seen = see[b, h, i].nonzero().flatten()
-                x = soften(s[b, h, i][seen], softcap)
-                if b4 is not None:
-                    x = x + b4[b, h, i][seen]
+                x = soften(score_rows[i][seen], softcap)
+                if biases is not None:
+                    x = x + biases[i][seen]
                 rows.append(softmax_row(x, seen, lk, None if sinks is None else sinks.double()[h], mask_value))
     return stack_rows(rows, scores.shape)
 
@@ -195,14 +198,17 @@ def philox(counter, key):
     return c0, c1, c2, c3
 
 
-def keep_mask(seed, p, shape, *, batch0=0, head0=0, query0=0):
-    """Dropout's keep-mask for `shape` = (batch, head, Lq, Lk): a function of (seed, batch, head, query, key) alone."""
+def dropout_fields(seed, shape, *, batch0=0, head0=0, query0=0):
+    """Dropout's 16 bits for each of `shape` = (batch, head, Lq, Lk): a function of (seed, batch, head, query, key)."""
     b, h, i, j = np.meshgrid(*(np.arange(n, dtype=np.uint64) for n in shape), indexing="ij")
     b, h, i = b + np.uint64(batch0), h + np.uint64(head0), i + np.uint64(query0)
     bits = seed % 2**64
     words = np.stack(philox((i, j // np.uint64(8), h, b), (bits & WORD, bits >> 32)))
     lane = (j % np.uint64(8)).astype(np.int64)
     word = np.take_along_axis(words, (lane % 4)[None], axis=0)[0]
-    field = np.where(lane < 4, word & np.uint64(0xFFFF), word >> np.uint64(16))
-    threshold = math.floor(p * 65536 + 0.5)
-    return torch.from_numpy(field >= np.uint64(threshold))
+    return np.where(lane < 4, word & np.uint64(0xFFFF), word >> np.uint64(16))
+
+
+def keep_mask(seed, p, shape, **first):
+    """Dropout's keep-mask: fields at or above the threshold."""
+    return torch.from_numpy(dropout_fields(seed, shape, **first) >= np.uint64(math.floor(p * 65536 + 0.5)))

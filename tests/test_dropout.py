@@ -58,6 +58,30 @@ def test_kept_weights_are_scaled_exactly(isa, dtype):
     assert torch.equal(got, want), f"ISA {isa}: off by up to {(got.double() - want.double()).abs().max()}"
 
 
+@pytest.mark.parametrize("place", [(0, 0, 2, 5), (1, 1, 16, 40)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bits_at_the_threshold_are_kept(isa, dtype, place):
+    """With p made of one element's own bits; in the step, in the fused operator and in its backward."""
+    shape = (2, 2, 17, 41)
+    torch.manual_seed(6)
+    seed = seed_drawn_from(torch.get_rng_state())
+    p = oracle.dropout_fields(seed, shape)[place].item() / 65536
+    keep = oracle.keep_mask(seed, p, shape)
+    assert 0 < p < 0.9
+    assert keep[place]
+    assert torch.equal(dropped(torch.ones(shape, dtype=dtype), seed, p) != 0, keep), isa
+    query, key = torch.zeros(2, 2, 17, 8, dtype=dtype), torch.zeros(2, 2, 41, 8, dtype=dtype)
+    value = torch.eye(41, dtype=dtype).expand(2, 2, 41, 41).clone().requires_grad_()
+    upstream = torch.zeros(2, 2, 17, 41, dtype=dtype)
+    upstream[..., place[2], :] = 1
+    for need_weights in (False, True):
+        torch.manual_seed(6)
+        output, _ = mha_ext.attention(query, key, value, dropout=p, need_weights=need_weights)
+        assert torch.equal(output != 0, keep), isa
+        (grad,) = torch.autograd.grad(output, value, upstream)
+        assert torch.equal(grad[..., 0] != 0, keep[..., place[2], :]), isa
+
+
 def test_float32_equals_nn_functional_dropout_on_kept_weights(isa):
     weights = torch.rand(SHAPE) + 0.5
     theirs, ours = nn.functional.dropout(weights, 0.3), dropped(weights, 3, 0.3)

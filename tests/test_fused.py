@@ -192,6 +192,7 @@ LONG = cases.pairwise(
         dict(lq=300, lk=130, d=64),
         dict(lq=1, lk=1100, d=64),
         dict(lq=257, lk=257, d=40),
+        dict(lq=70, lk=90, d=200),
     ),
     options=(
         {},

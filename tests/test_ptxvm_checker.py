@@ -88,6 +88,15 @@ def test_missing_wait_is_named_as_never_waited_for(fault_kernels):
     assert any(finding.startswith("cp.async never waited for") for finding in found)
 
 
+def test_fewer_blocks_find_what_one_turn_leaves_for_the_next(fault_kernels):
+    assert run_fault(fault_kernels, "barrier_between_turns")[0] == []
+    fault_kernels.most_blocks(2)
+    found, *_ = run_fault(fault_kernels, "barrier_between_turns")
+    fault_kernels.most_blocks(2**32 - 1)
+    assert found[0].startswith("race: read after write")
+    assert marked_line("barrier_between_turns") in found[0]
+
+
 @pytest.mark.parametrize("name", ["pipeline", "warp_exchange", "counters", "early_exit", "by_value"])
 def test_right_code_gives_no_finding(fault_kernels, name):
     found, error, data, out = run_fault(fault_kernels, name)

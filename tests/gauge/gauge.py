@@ -1,8 +1,8 @@
-"""What nvcc makes of each CUDA kernel, as a table: registers, stack, shared memory, and the mix of the main loop.
+"""What a build's machine code is like, kernel by kernel: registers, stack, shared memory, and the mix of the main loop.
 
-``python tests/gauge/gauge.py`` prints it, ``--write`` stores it in table.json beside this file, which test_gauge.py
-holds every later build against. It needs nvcc, and nvdisasm and cuobjdump (``pip install nvidia-cuda-nvdisasm
-nvidia-cuda-cuobjdump``); no GPU.
+``python tests/gauge/gauge.py`` prints it for the ``mha_ext._C_cuda`` that is installed or built in place, ``--write``
+stores it in table.json beside this file, which test_gauge.py holds every later build against. It needs nvdisasm and
+cuobjdump (``pip install '.[gauge]'``); no GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bound import bound
 from sass import Function, parse
 
 HERE = Path(__file__).resolve().parent
-LAUNCH = HERE.parents[1] / "csrc" / "cuda" / "launch"
 TABLE = HERE / "table.json"
-ARCHS = ("sm_80", "sm_90")
+ARCHS = ("sm_80", "sm_90")  # of the table; of the others only the resources are looked at
 
 Row = dict[str, int]
 Rows = dict[str, Row]  # by kernel
@@ -37,21 +37,22 @@ def tool(name: str) -> str | None:
 
 
 def missing_tools() -> list[str]:
-    return [name for name in ("nvcc", "nvdisasm", "cuobjdump", "c++filt") if tool(name) is None]
+    return [name for name in ("nvdisasm", "cuobjdump", "c++filt") if tool(name) is None]
 
 
-def output_of(name: str, *arguments: str, text: str | None = None) -> str:
-    return subprocess.run([str(tool(name)), *arguments], input=text, capture_output=True, text=True, check=True).stdout
+def library() -> Path | None:
+    """The newest ``mha_ext._C_cuda`` that Python would find, if there is one."""
+    found = [path for entry in sys.path for path in Path(entry or ".").glob("mha_ext/_C_cuda*.so")]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def nvcc_version() -> str:
-    found = re.search(r"V([\d.]+)", output_of("nvcc", "--version"))
-    return found[1] if found else "unknown"
+def output_of(name: str, *arguments: str, text: str | None = None, folder: str | None = None) -> str:
+    command = [str(tool(name)), *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=folder).stdout
 
 
-def kernel_name(mangled: str) -> str:
+def kernel_name(name: str) -> str:
     """``product_mma_kernel<float16, false>``, without namespaces and parameters."""
-    name = output_of("c++filt", text=mangled).strip()
     name = (
         name.removeprefix("void ")
         .replace("mha::cuda::", "")
@@ -70,36 +71,41 @@ def main_loop(function: Function) -> Row:
     loop = function.main_loop()
     pipes = Counter(i.pipe for i in loop)
     row = {"loop": len(loop), **{f"loop_{pipe}": count for pipe, count in sorted(pipes.items())}}
-    row["loop_ldmatrix"] = sum(i.base == "LDSM" for i in loop)
+    row["loop_shared_bytes"] = sum(i.shared_bytes for i in loop)
     return {name: count for name, count in row.items() if count or name == "loop"}
 
 
-def measure(source: Path, arch: str) -> Rows:
-    """A row for each kernel of a source file."""
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = str(Path(folder) / "kernels.cubin")
-        output_of("nvcc", "-std=c++17", "-O3", "-cubin", f"-arch={arch}", "-o", cubin, str(source))
-        usage, code = output_of("cuobjdump", "-res-usage", cubin), output_of("nvdisasm", "-c", cubin)
+def measure(cubin: Path, disassemble: bool) -> Rows:
+    """A row for each kernel of a file of machine code: its resources and, which takes longer, what its code is like."""
+    used = USAGE.findall(output_of("cuobjdump", "-res-usage", str(cubin)))
+    names = output_of("c++filt", text="\n".join(name for name, *_ in used)).splitlines()
+    functions = (
+        {function.name: function for function in parse(output_of("nvdisasm", "-c", str(cubin)))} if disassemble else {}
+    )
     rows = {}
-    functions = {function.name: function for function in parse(code)}
-    for name, registers, stack, shared, local in USAGE.findall(usage):
-        function = functions[name]
-        spills = sum(i.pipe == "local" for i in function.instructions)
-        resources = {"registers": int(registers), "stack": int(stack) + int(local), "shared": int(shared)}
-        row = {**resources, "local_accesses": spills, "code": len(function.instructions), **main_loop(function)}
+    for (mangled, registers, stack, shared, local), name in zip(used, names, strict=True):
+        row = {"registers": int(registers), "stack": int(stack) + int(local), "shared": int(shared)}
+        if disassemble:
+            row |= code_of(functions[mangled])
         rows[kernel_name(name)] = row
     return rows
 
 
-def measure_all() -> dict[str, Rows]:
-    """All kernels, by architecture."""
-    jobs = [(source, arch) for arch in ARCHS for source in sorted(LAUNCH.glob("*.cu"))]
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda job: measure(*job), jobs))
-    table: dict[str, Rows] = {arch: {} for arch in ARCHS}
-    for (_, arch), rows in zip(jobs, found, strict=True):
-        table[arch].update(rows)
-    return {arch: dict(sorted(rows.items())) for arch, rows in table.items()}
+def code_of(function: Function) -> Row:
+    spills = sum(i.pipe == "local" for i in function.instructions)
+    return {"local_accesses": spills, "code": len(function.instructions), **main_loop(function)}
+
+
+def measure_all(built: Path) -> dict[str, Rows]:
+    """All kernels of a library, by architecture."""
+    table: dict[str, Rows] = {}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        output_of("cuobjdump", "-xelf", "all", str(built.resolve()), folder=folder)
+        cubins = sorted(Path(folder).glob("*.cubin"))
+        archs = [cubin.suffixes[-2].removeprefix(".") for cubin in cubins]
+        for arch, rows in zip(archs, pool.map(measure, cubins, [arch in ARCHS for arch in archs]), strict=True):
+            table.setdefault(arch, {}).update(rows)
+    return {arch: dict(sorted(rows.items())) for arch, rows in sorted(table.items())}
 
 
 def per_tensor(row: Row) -> float | None:
@@ -109,13 +115,15 @@ def per_tensor(row: Row) -> float | None:
 
 def text_of(table: dict[str, Rows]) -> str:
     lines = []
-    for arch, rows in table.items():
-        lines.append(f"{arch:74} regs stack shared   code   loop tensor per tensor")
+    for arch in (a for a in ARCHS if a in table):
+        rows = table[arch]
+        lines.append(f"{arch:74} regs stack shared   code   loop tensor per tensor  bound")
         for name, row in rows.items():
-            ratio = per_tensor(row)
+            ratio, limit = per_tensor(row), bound(row, arch)
             lines.append(
                 f"{name[:74]:74} {row['registers']:4} {row['stack']:5} {row['shared']:6} {row['code']:6} "
-                f"{row['loop']:6} {row.get('loop_tensor', 0):6} {'' if ratio is None else f'{ratio:10.1f}'}"
+                f"{row['loop']:6} {row.get('loop_tensor', 0):6} {'' if ratio is None else f'{ratio:.1f}':>10}"
+                f"  {f'{limit[0]} {limit[1]:.0%}' if limit else ''}"
             )
     return "\n".join(lines)
 
@@ -124,12 +132,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="store the table")
     arguments = parser.parse_args()
-    if missing := missing_tools():
+    built = library()
+    if missing := missing_tools() + ([] if built else ["mha_ext._C_cuda"]):
         sys.exit(f"not found: {', '.join(missing)}")
-    table = measure_all()
+    table = measure_all(built)
     print(text_of(table))
     if arguments.write:
-        TABLE.write_text(json.dumps({"nvcc": nvcc_version(), "archs": table}, indent=1) + "\n")
+        TABLE.write_text(json.dumps({arch: table[arch] for arch in ARCHS}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,16 @@ class Instruction:
         return self.name.split(".")[0]
 
     @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a warp moves with it."""
+        if self.pipe != "shared":
+            return 0
+        if self.base in ("LDSM", "STSM"):
+            return 128 * int(self.name.rsplit(".", 1)[1])  # .M88.4: four matrices of 8 rows of 16 bytes
+        width = re.search(r"\.(8|16|32|64|128)\b", self.name)
+        return 32 * (int(width[1]) // 8 if width else 4)
+
+    @property
     def pipe(self) -> str:
         return PIPE_OF.get(self.base, "uniform" if self.base.startswith("U") else "integer")
 
@@ -74,14 +84,14 @@ class Function:
                 yield [i for i in self.instructions if begin <= i.address <= branch.address]
 
     def main_loop(self) -> list[Instruction]:
-        """Empty where no loop multiplies."""
+        """Where the largest part of the instructions multiplies; empty where no loop does."""
 
-        def weight(loop: list[Instruction]) -> tuple[int, int, int]:
+        def weight(loop: list[Instruction]) -> tuple[float, float]:
             names = Counter(i.base for i in loop)
-            return sum(names[n] for n in TENSOR), sum(names[n] for n in MULTIPLY_ADD), -len(loop)
+            return sum(names[n] for n in TENSOR) / len(loop), sum(names[n] for n in MULTIPLY_ADD) / len(loop)
 
         loop = max(self.loops(), key=weight, default=[])
-        return loop if any(weight(loop)[:2]) else []
+        return loop if loop and any(weight(loop)) else []
 
 
 def parse(text: str) -> list[Function]:

@@ -11,6 +11,9 @@ from .library import load, why_not
 
 __all__ = ["OnInterpreter", "load", "why_not"]
 
+# Of grids whose kernels loop over blocks: so few that small inputs make them turn.
+MOST_BLOCKS = 2
+
 
 class OnInterpreter(TorchDispatchMode):
     """On the PTX for ``architecture``, 80 or 90."""
@@ -24,6 +27,7 @@ class OnInterpreter(TorchDispatchMode):
         self.interpreter = load()
         self.interpreter.ptxvm_reset()
         self.interpreter.ptxvm_device(self.architecture // 10, self.architecture % 10, 132)
+        self.interpreter.ptxvm_most_blocks(MOST_BLOCKS)
         return super().__enter__()
 
     def __exit__(self, *exception):

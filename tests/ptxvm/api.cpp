@@ -63,6 +63,8 @@ void ptxvm_any_memory(int allowed) { machine().any_memory = allowed != 0; }
 
 void ptxvm_limit(uint64_t instructions_per_block) { machine().limit = instructions_per_block; }
 
+void ptxvm_most_blocks(uint32_t blocks) { machine().most_blocks = blocks; }
+
 void ptxvm_device(int major, int minor, int multiprocessors) {
   Machine& m = machine();
   m.major = major, m.minor = minor, m.multiprocessors = multiprocessors;

@@ -13,6 +13,9 @@ void ptxvm_options(int check, int statistics);
 void ptxvm_any_memory(int allowed);
 // After so many instructions (of whole warps) a block is taken to loop for ever. 2^28, about ten seconds, at the start.
 void ptxvm_limit(uint64_t instructions_per_block);
+// Grids of kernels that read gridDim.x, and so are right for any number of blocks, become no larger than that in x:
+// their loops over blocks turn more often, and what one turn leaves for the next to stumble over is found.
+void ptxvm_most_blocks(uint32_t blocks);
 // What cudaDeviceGetAttribute says, and which PTX is taken where a program has several.
 void ptxvm_device(int major, int minor, int multiprocessors);
 void ptxvm_get_device(int* major, int* minor, int* multiprocessors);

@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 # No contraction: PTX's mul and add round separately. Integers wrap as in PTX. Built where it runs.
 FLAGS = ["-std=c++17", "-O2", "-fvect-cost-model=dynamic", "-march=native", "-fPIC", "-Wall", "-Wextra"]
-FLAGS += ["-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing"]
+FLAGS += ["-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fno-semantic-interposition", "-fno-plt"]
 
 
 def cuda_home() -> Path | None:

@@ -376,7 +376,14 @@ void Block::run(Dimensions index_) {
   if (machine().check) check_end();
 }
 
+static bool asks_for_blocks(const Kernel& kernel) {
+  return std::any_of(kernel.presets.begin(), kernel.presets.end(), [](const Preset& preset) {
+    return preset.kind == Preset::Kind::special && preset.value == kNctaidX;
+  });
+}
+
 void launch(const Kernel& kernel, Dimensions grid, Dimensions block, uint32_t dynamic_shared, const void* parameters) {
+  if (asks_for_blocks(kernel)) grid.x = std::min(grid.x, machine().most_blocks);
   std::memcpy(const_cast<uint64_t*>(kernel.parameter_memory.data()), parameters, kernel.parameter_bytes);
   Block runner(kernel, grid, block, dynamic_shared);
   for (uint32_t z = 0; z < grid.z; ++z) {

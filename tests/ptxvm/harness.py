@@ -99,6 +99,10 @@ class Interpreter:
         self._vm.ptxvm_options(int(check), int(statistics))
         self._vm.ptxvm_limit(ctypes.c_uint64(limit))
 
+    def most_blocks(self, blocks):
+        """Cut the grids of kernels that read gridDim.x to so many blocks in x."""
+        self._vm.ptxvm_most_blocks(ctypes.c_uint32(blocks))
+
     def register(self, tensor, name="", writable=True):
         """Let kernels touch the elements of a torch tensor or numpy array, whatever its strides."""
         begin, size = extent(tensor)

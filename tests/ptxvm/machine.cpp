@@ -2,10 +2,7 @@
 
 namespace ptxvm {
 
-Machine& machine() {
-  static Machine the_machine;
-  return the_machine;
-}
+Machine the_machine;
 
 static std::string place(const Source& source) { return source.where + " [" + source.text + "]"; }
 

@@ -44,6 +44,7 @@ struct Machine {
   int major = 9, minor = 0, multiprocessors = 132;  // what the launch code is told it runs on
   uint64_t executed = 0;                            // instructions, one for all lanes of a warp
   uint64_t limit = uint64_t{1} << 28;               // of instructions per block
+  uint32_t most_blocks = UINT32_MAX;                // in x, of kernels that ask how many there are
   SharedArena arena;
   Shadow shadow;
   GlobalRanges ranges;     // what the caller has registered
@@ -51,6 +52,7 @@ struct Machine {
   Findings findings;
 };
 
-Machine& machine();
+extern Machine the_machine;
+inline Machine& machine() { return the_machine; }
 
 }  // namespace ptxvm

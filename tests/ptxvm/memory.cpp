@@ -110,10 +110,20 @@ static void record_write(ShadowCell& cell, const Warp& warp, int thread, bool at
   cell.reader_warps = 0;
 }
 
+// Whether a read would find and record what is known: the thread's warp has read the cell since it was written and
+// since its last barrier. Of threads of the writer's own warp each has to be looked at.
+static bool is_read_again(const ShadowCell& cell, const Warp& warp, int thread) {
+  const bool read_here = cell.reader_warps >> warp.id & 1 && cell.read_clock == warp.clock[warp.id] &&
+                         cell.read_sync == warp.sync_count && cell.written && cell.copier < 0;
+  return read_here &&
+         (cell.reader == thread || (cell.reader == several_lanes_of(warp.id) && cell.writer / kLanes != warp.id));
+}
+
 void Shadow::access(const Warp& warp, const Instruction& instruction, int lane, uint32_t offset, uint32_t bytes,
                     Access kind) {
   for (uint32_t granule = offset >> shift_; granule <= (offset + bytes - 1) >> shift_; ++granule) {
     ShadowCell& cell = fresh(granule);
+    if (kind == Access::read && is_read_again(cell, warp, warp.thread(lane))) continue;
     check_cell(cell, warp, instruction, lane, kind);
     if (kind == Access::read) {
       record_read(cell, warp, warp.thread(lane));

@@ -6,6 +6,13 @@
 
 namespace mha::cuda {
 
+// Of a block, in shared memory: registers are short.
+struct GradPlace {
+  uint32_t head;      // of the queries, or of the keys and values
+  int64_t first_row;  // that stays
+  bool careful;       // sums were not finite: see fused_backward_tile.cuh
+};
+
 template <class Shape>
 struct GradBlock {
   using T = typename Shape::T;
@@ -18,20 +25,21 @@ struct GradBlock {
   const GradCall<float>& call;
   const FusedBackward& p;
   const uint32_t shared;
-  uint32_t head;      // of the queries, or of the keys and values
-  int64_t first_row;  // that stays
+  GradPlace& place;
   Tile tile;
   const T* moving[2];  // Q and dO, or K and V, of the entry
   int64_t there;       // rows of them; those behind count as zeros
   uint32_t entry;      // at hand
   int buffer = 0;
 
-  __device__ __forceinline__ explicit GradBlock(const GradCall<float>& c)
-      : call(c), p(c.p), shared(shared_address(memory())), tile(c) {
-    head = blockIdx.x / tiles_of_head();
+  __device__ __forceinline__ GradBlock(const GradCall<float>& c, GradPlace& shared_place)
+      : call(c), p(c.p), shared(shared_address(memory())), place(shared_place), tile(c) {
+    const uint32_t block = blockIdx.x / Shape::kParts;
+    const uint32_t head = block / tiles_of_head(), turn = block - head * tiles_of_head();
     // With causality the first keys and the last queries have the most to do: they come first.
-    const uint32_t turn = blockIdx.x - head * tiles_of_head();
-    first_row = int64_t{kKeysStay ? turn : tiles_of_head() - 1 - turn} * Shape::kRows;
+    const int64_t first_row = int64_t{kKeysStay ? turn : tiles_of_head() - 1 - turn} * Shape::kRows;
+    if (threadIdx.x == 0) place = {head, first_row, false};
+    __syncthreads();
   }
 
   static __device__ __forceinline__ unsigned char* memory() {
@@ -43,6 +51,10 @@ struct GradBlock {
   __device__ __forceinline__ uint32_t tiles_of_head() const {
     return static_cast<uint32_t>(ceil_div(kKeysStay ? p.keys : p.queries, Shape::kRows));
   }
+
+  // Entries that share what stays.
+  __device__ __forceinline__ uint32_t group() const { return kKeysStay ? static_cast<uint32_t>(p.group) : 1; }
+  __device__ __forceinline__ uint32_t first_entry() const { return place.head * group(); }
 
   __device__ __forceinline__ int stay_offset(int which) const { return which * Shape::kStayBytes; }
   __device__ __forceinline__ int moving_offset(int which) const {
@@ -78,29 +90,30 @@ struct GradBlock {
     const Input &first = kKeysStay ? p.key : p.query, &second = kKeysStay ? p.value : p.grad_output;
     const int64_t there = kKeysStay ? last_key(v) : p.queries;
     copy<Shape::kRows>(shared + stay_offset(0),
-                       source(matrix<const T>(p.batch, entry, first), first, first_row, there, p.head_dim),
+                       source(matrix<const T>(p.batch, entry, first), first, place.first_row, there, p.head_dim),
                        kKeysStay ? call.key_chunks : call.query_chunks);
     copy<Shape::kRows>(shared + stay_offset(1),
-                       source(matrix<const T>(p.batch, entry, second), second, first_row, there, p.value_dim),
+                       source(matrix<const T>(p.batch, entry, second), second, place.first_row, there, p.value_dim),
                        kKeysStay ? call.value_chunks : call.grad_chunks);
     copy_commit();
     if constexpr (!kKeysStay) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float* from = GradRowTiles{call.rows, p.queries}.at(entry, first_row + tile.warp_row + tile.g + 8 * h);
+        const float* from =
+            GradRowTiles{call.rows, p.queries}.at(entry, place.first_row + tile.warp_row + tile.g + 8 * h);
         tile.row[h] = {from[0], from[kGradTile], from[2 * kGradTile]};
       }
     }
     copy_wait<0>();
     __syncthreads();
-    tile.read_stay(shared + stay_offset(0), shared + stay_offset(1));
+    tile.read_stay(shared + stay_offset(0));
   }
 
   __device__ __forceinline__ const Input& moving_stack(int which) const {
     return which == 0 ? kKeysStay ? p.query : p.key : kKeysStay ? p.grad_output : p.value;
   }
 
-  __device__ __forceinline__ void place(const BatchVisibility& v) {
+  __device__ __forceinline__ void find_moving(const BatchVisibility& v) {
     moving[0] = matrix<const T>(p.batch, entry, moving_stack(0));
     moving[1] = matrix<const T>(p.batch, entry, moving_stack(1));
     there = kKeysStay ? p.queries : last_key(v);
@@ -132,15 +145,15 @@ struct GradBlock {
   __device__ __forceinline__ TileWalk walk(const BatchVisibility& v) const {
     const bool all = call.logits.hidden_have_weight;
     if constexpr (kKeysStay)
-      return query_tiles(v, p.queries, kMoving, first_row, min_of(first_row + Shape::kRows, p.keys), all);
-    else return key_tiles(v, p.keys, kMoving, first_row, min_of(first_row + Shape::kRows, p.queries), all);
+      return query_tiles(v, p.queries, kMoving, place.first_row, min_of(place.first_row + Shape::kRows, p.keys), all);
+    else return key_tiles(v, p.keys, kMoving, place.first_row, min_of(place.first_row + Shape::kRows, p.queries), all);
   }
 
   // A tile of which pairs may be hidden, or that asks for the rules.
   __device__ __forceinline__ void visit_masked(int64_t index, const Rules& rules, uint32_t first, uint32_t second,
                                                const float* query_rows) {
-    const int64_t stay = kOptions ? worked_out_here(first_row) : first_row;
-    const int64_t first_query = kKeysStay ? index * kMoving : stay, first_key = kKeysStay ? stay : index * kMoving;
+    const int64_t first_query = kKeysStay ? index * kMoving : place.first_row;
+    const int64_t first_key = kKeysStay ? place.first_row : index * kMoving;
     const PairShare<Shape::kQueries, Shape::kKeys> share;
     if constexpr (kOptions)
       if (call.drops) share.keep(bits(), HeadDropout(p, entry), first_query, first_key);
@@ -150,15 +163,16 @@ struct GradBlock {
     tile.template multiply<0>(s, first);
     tile.template multiply<1>(grads, second);
     if constexpr (kOptions) tile.finish_by_rules(s, grads, query_rows, bits(), rules, first_query, first_key);
-    else tile.finish_masked(s, grads, query_rows, bits());
-    tile.add(s, grads, first, second);
+    else tile.finish_masked(s, grads, query_rows, bits(), place.careful);
+    if (place.careful) tile.add_carefully(s, grads, first, second);
+    else tile.add(s, grads, first, second);
   }
 
   __device__ __forceinline__ void visit_open(uint32_t first, uint32_t second, const float* query_rows) {
     typename Tile::Pairs s, grads;
     tile.template multiply<0>(s, first);
     tile.template multiply<1>(grads, second);
-    tile.finish_open(s, grads, query_rows);
+    tile.template finish_open<false>(s, grads, query_rows);
     tile.add(s, grads, first, second);
   }
 
@@ -178,10 +192,10 @@ struct GradBlock {
     const Rules rules(call, entry);
     const TileWalk w = walk(rules.visibility);
     if (w.count() == 0) return;
-    place(rules.visibility);
+    find_moving(rules.visibility);
     __syncthreads();  // nobody reads the buffers any more
     load(w.tile(0));
-    const uint32_t masked = kOptions ? w.count() : w.masked();
+    const uint32_t masked = kOptions || place.careful ? w.count() : w.masked();
     for (uint32_t step = 0; step < masked; ++step)
       take(w, step, [&](uint32_t first, uint32_t second, const float* query_rows) {
         visit_masked(w.tile(step), rules, first, second, query_rows);
@@ -194,30 +208,27 @@ struct GradBlock {
 
   __device__ __forceinline__ void visit_all() {
     tile.clear();
-    const uint32_t group = kKeysStay ? static_cast<uint32_t>(p.group) : 1;
-    for (entry = head * group; entry < (head + 1) * group; ++entry) visit();
-  }
-
-  __device__ __forceinline__ void mark(bool spoilt) const {
-    const int64_t tile = int64_t{head} * tiles_of_head() + first_row / Shape::kRows;
-    if (threadIdx.x == 0) call.spoilt[(kKeysStay ? 0 : key_tiles_of(p)) + tile] = spoilt;
+    for (entry = first_entry(); entry < first_entry() + group(); ++entry) visit();
   }
 
   __device__ __forceinline__ void run() {
-    const int64_t entry = kKeysStay ? head * p.group : head;
-    load_stay(entry, visibility_of(p.visibility, p.batch, entry, p.keys));
-    visit_all();
-    const bool spoilt = __syncthreads_or(!tile.sums_are_finite());
-    mark(spoilt);
+    load_stay(first_entry(), visibility_of(p.visibility, p.batch, first_entry(), p.keys));
+    for (;;) {
+      visit_all();
+      if (!__syncthreads_or(!tile.sums_are_finite()) || place.careful) break;
+      __syncthreads();
+      if (threadIdx.x == 0) place.careful = true;
+      __syncthreads();
+    }
     if constexpr (kKeysStay) {
-      write(tile.score_sums[0], p.grad_key, entry, p.keys, p.head_dim, call.logits.scale);
-      write(tile.value_sums[0], p.grad_value, entry, p.keys, p.value_dim, call.keep_scale);
+      write(tile.score_sums[0], p.grad_key, first_entry(), p.keys, p.head_dim, call.logits.scale);
+      write(tile.value_sums[0], p.grad_value, first_entry(), p.keys, p.value_dim, call.keep_scale);
     } else {
-      write(tile.score_sums[0], p.grad_query, entry, p.queries, p.head_dim, call.logits.scale);
+      write(tile.score_sums[0], p.grad_query, first_entry(), p.queries, p.head_dim, call.logits.scale);
     }
   }
 
-  __device__ __forceinline__ void write(const float (&sums)[kHead / 8][4], const Output& out, int64_t entry,
+  __device__ __forceinline__ void write(const float (&sums)[Shape::kColumns / 8][4], const Output& out, int64_t entry,
                                         int64_t rows_there, int64_t cols, float factor) const {
     if (!out) return;
     T* const to = matrix<T>(p.batch, entry, out);
@@ -225,12 +236,12 @@ struct GradBlock {
         out.col_stride == 1 && out.row_stride % 2 == 0 && cols % 2 == 0 && reinterpret_cast<uintptr_t>(to) % 4 == 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t row = first_row + tile.warp_row + tile.g + 8 * h;
+      const int64_t row = place.first_row + tile.warp_row + tile.g + 8 * h;
       if (row >= rows_there) continue;
       T* const row_to = to + row * out.row_stride;
 #pragma unroll
-      for (int n = 0; n < kHead / 8; ++n) {
-        const int col = n * 8 + 2 * tile.t;
+      for (int n = 0; n < Shape::kColumns / 8; ++n) {
+        const int col = Tile::first_column() + n * 8 + 2 * tile.t;
         const uint32_t both = pack<T>(sums[n][2 * h] * factor, sums[n][2 * h + 1] * factor);
         if (pairs) {
           if (col < cols) *reinterpret_cast<uint32_t*>(row_to + col) = both;
@@ -248,7 +259,8 @@ struct GradBlock {
 template <class T, int kHead, bool kKeysStay, GradWay kWay>
 __global__ void __launch_bounds__(kThreads, 2)
     fused_backward_on_tensor_cores(const __grid_constant__ GradCall<float> call) {
-  GradBlock<GradShape<T, kHead, kKeysStay, kWay>> block(call);
+  __shared__ GradPlace place;
+  GradBlock<GradShape<T, kHead, kKeysStay, kWay>> block(call, place);
   block.run();
 }
 

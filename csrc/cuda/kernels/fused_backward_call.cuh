@@ -40,10 +40,7 @@ struct GradCall {
   Logits<Acc> logits;
   Acc keep_scale;  // of what dropout keeps
   bool drops;      // there is dropout
-  // For the kernels on tensor cores: what is known of the queries, tile by tile, see GradRowTiles; and of each tile of
-  // keys and then of each tile of queries, whether its sums are not finite.
-  float* rows;
-  uint32_t* spoilt;
+  float* rows;     // for the kernels on tensor cores: what is known of the queries, tile by tile, see GradRowTiles
   bool query_chunks, key_chunks, value_chunks, grad_chunks;  // rows lie in whole aligned chunks (fused_tiles.cuh)
 };
 

@@ -175,24 +175,4 @@ __global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_cons
   query_tile<T>(call, fma_shared<Acc>(), query_tiles_of(call.p) - 1 - turn, blockIdx.x - turn * parts);
 }
 
-constexpr int64_t kRepairBlocks = 1024;  // at most, which share out the tiles: there is seldom anything to do
-
-// Works out once more what the kernels on tensor cores have found not to be finite, by the rule that zero hides.
-template <class T>
-__global__ void __launch_bounds__(kFmaThreads) fused_repair(const __grid_constant__ GradCall<float> call) {
-  const FusedBackward& p = call.p;
-  const int64_t of_keys = p.grad_key || p.grad_value ? key_tiles_of(p) : 0;
-  const int64_t of_queries = p.grad_query ? query_tiles_of(p) : 0;
-  for (int64_t i = blockIdx.x; i < of_keys + of_queries; i += gridDim.x) {
-    const bool keys = i < of_keys;
-    const int64_t tile = keys ? i : i - of_keys, parts = keys ? key_value_parts<float>(p) : query_parts<float>(p);
-    if (!call.spoilt[keys ? tile : key_tiles_of(p) + tile]) continue;
-    for (int64_t part = 0; part < parts; ++part) {
-      __syncthreads();  // nobody reads the shared memory any more
-      if (keys) key_value_tile<T>(call, fma_shared<float>(), tile, part);
-      else query_tile<T>(call, fma_shared<float>(), tile, part);
-    }
-  }
-}
-
 }  // namespace mha::cuda

@@ -14,8 +14,8 @@ struct PairBits {
 // This thread's share of the bits: some keys of one query.
 template <int kQueries, int kKeys>
 struct PairShare {
-  static constexpr int kPieces = kThreads / kQueries, kBits = kKeys / kPieces;  // 16 or 32 bits
-  using Word = std::conditional_t<kBits == 32, uint32_t, uint16_t>;
+  static constexpr int kPieces = kThreads / kQueries, kBits = kKeys / kPieces;  // 8, 16 or 32 bits
+  using Word = std::conditional_t<kBits == 32, uint32_t, std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
   static_assert(kBits == 8 * sizeof(Word));
 
   int query, key;  // of the tile

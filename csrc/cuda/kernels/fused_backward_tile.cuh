@@ -6,8 +6,10 @@
 //   dV += P dO,  dK += dS Q      or  dQ += dS K
 // Dao, "FlashAttention-2", 2023.
 //
-// "Zero hides" (docs/notation.md), but 0 * NaN is NaN. So a block whose sums are not finite leaves a mark, and
-// fused_backward_fma.cuh does it again, in case what spoilt them was hidden.
+// "Zero hides" (docs/notation.md), but 0 * NaN is NaN. So a block whose sums are not finite does it all again with
+// care, in case what spoilt them was hidden: the same arithmetic, but where P is 0 so is dS, whatever dP is, and the
+// last products are those of fused_values.cuh. These take no sign of dS into account, and need not: where Q or K is not
+// finite, S is not, and so dS is 0 or NaN.
 #pragma once
 #include "fused_backward_pairs.cuh"
 #include "fused_values.cuh"
@@ -25,14 +27,21 @@ struct GradShape {
   static constexpr bool kKeysStay = kKeysStay_;
   static constexpr GradWay kWay = kWay_;
   static constexpr int kRows = kGradTile;  // that stay: 16 of each warp
-  static constexpr int kMoving = kHead > 64 || (kHead == 64 && kKeysStay && kWay == GradWay::options)
-                                     ? 32
-                                     : kGradTile;  // larger heads leave no registers for more
+  // Larger heads leave no registers for more; and where heads are 256 wide, all tiles still fit into 99 KB, which every
+  // architecture has.
+  static constexpr int kMoving = kHead > 128                                                            ? 16
+                                 : kHead > 64 || (kHead == 64 && kKeysStay && kWay == GradWay::options) ? 32
+                                                                                                        : kGradTile;
+  // Columns of the results that a block has; the other parts of 256 do not fit into its registers and are for other
+  // blocks, which compute S and dP once more.
+  static constexpr int kColumns = kHead <= 128 ? kHead : 128, kParts = kHead / kColumns;
   static constexpr int kQueries = kKeysStay ? kMoving : kRows, kKeys = kKeysStay ? kRows : kMoving;
   static constexpr bool kStayInRegisters = kHead <= 64 && kWay == GradWay::plain;  // options need the registers
   static constexpr int kStayBytes = kRows * kHead * 2, kMovingBytes = kMoving * kHead * 2;
-  static constexpr int kRowBytes = 3 * kMoving * 4;  // shift, inverse and delta of queries that move
+  // Shift, inverse and delta of queries that move; tiles behind them begin at a multiple of 128 bytes.
+  static constexpr int kRowBytes = (3 * kMoving * 4 + 127) / 128 * 128;
   static constexpr int kBufferBytes = 2 * kMovingBytes + (kKeysStay ? kRowBytes : 0);
+  static_assert(kBufferBytes % 128 == 0);
   static constexpr int kSharedBytes = 2 * kStayBytes + 2 * kBufferBytes + static_cast<int>(sizeof(PairBits));
 };
 
@@ -45,11 +54,11 @@ struct GradTile {
 
   const GradCall<float>& call;
   const int warp_row = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  TileFragments<kHead> stay[2];  // of K and V, or of Q and dO
+  TileFragments<kHead> stay;  // of K or Q; V or dO lie kStayBytes behind it
   uint32_t stay_registers[2][Shape::kStayInRegisters ? kHead / 16 : 1][4];
-  GradRow<float> row[2];              // queries g and g + 8 that stay
-  float score_sums[1][kHead / 8][4];  // dK or dQ, not yet scaled
-  float value_sums[1][kKeysStay ? kHead / 8 : 1][4];
+  GradRow<float> row[2];                        // queries g and g + 8 that stay
+  float score_sums[1][Shape::kColumns / 8][4];  // dK or dQ, not yet scaled
+  float value_sums[1][kKeysStay ? Shape::kColumns / 8 : 1][4];
 
   __device__ __forceinline__ explicit GradTile(const GradCall<float>& c) : call(c) {}
 
@@ -64,14 +73,23 @@ struct GradTile {
     zero(value_sums);
   }
 
-  __device__ __forceinline__ void read_stay(uint32_t first, uint32_t second) {
-    stay[0] = TileFragments<kHead>::rows_first(first, warp_row);
-    stay[1] = TileFragments<kHead>::rows_first(second, warp_row);
+  // Of the results.
+  static __device__ __forceinline__ int first_column() {
+    return Shape::kParts == 1 ? 0 : static_cast<int>(blockIdx.x % Shape::kParts) * Shape::kColumns;
+  }
+
+  // Address of columns 16 d to 16 d + 15 of what stays.
+  __device__ __forceinline__ uint32_t stay_at(int which, int d) const {
+    return stay.at(0, d) + which * Shape::kStayBytes;
+  }
+
+  __device__ __forceinline__ void read_stay(uint32_t first) {
+    stay = TileFragments<kHead>::rows_first(first, warp_row);
     if constexpr (Shape::kStayInRegisters) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int d = 0; d < kHead / 16; ++d) load_matrices(stay_registers[i][d], stay[i].at(0, d));
+        for (int d = 0; d < kHead / 16; ++d) load_matrices(stay_registers[i][d], stay_at(i, d));
     }
   }
 
@@ -83,14 +101,15 @@ struct GradTile {
     for (int n = 0; n < kMoving / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[0][n][e] = 0;
-#pragma unroll
+    // Not all of 256: the addresses ahead would take registers that are not there.
+#pragma unroll(kHead > 128 ? 4 : kHead / 16)
     for (int d = 0; d < kHead / 16; ++d) {
       uint32_t a[4];
       if constexpr (Shape::kStayInRegisters) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i] = stay_registers[which][d][i];
       } else {
-        load_matrices(a, stay[which].at(0, d));
+        load_matrices(a, stay_at(which, d));
       }
 #pragma unroll
       for (int n = 0; n < kMoving / 16; ++n) {
@@ -109,35 +128,42 @@ struct GradTile {
     return {rows[i], rows[kMoving + i], rows[2 * kMoving + i]};
   }
 
-  // S and dP become P and dS, where all pairs are visible and no option asks for more.
+  // S and dP become P and dS, where no option asks for more; hidden pairs have the score -inf.
+  template <bool kCareful>
   __device__ __forceinline__ void finish_open(Pairs& s, Pairs& dp, const float* rows) const {
 #pragma unroll
     for (int n = 0; n < kMoving / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const GradRow<float> r = query_row(rows, n, e);
-        const float weight = Logits<float>::weight(s[0][n][e], r.shift, call.logits.c, false) * r.inverse;
+        float weight = Logits<float>::weight(s[0][n][e], r.shift, call.logits.c, false) * r.inverse;
+        if (kCareful && s[0][n][e] == Logits<float>::kMinusInfinity) weight = 0;  // also where the row saw NaN
         s[0][n][e] = weight;
         dp[0][n][e] = weight * (dp[0][n][e] - r.delta);
+        if (kCareful && weight == 0) dp[0][n][e] = 0;
       }
   }
 
-  // The bit of element e of C tile n.
+  // The bit of element e of C tile n; of a query's word only that half, or quarter, which was written.
   __device__ __forceinline__ bool bit(const uint64_t* words, int n, int e) const {
+    constexpr int kBits = Shape::kKeys < 32 ? Shape::kKeys : 32;
+    using Word = std::conditional_t<kBits == 32, uint32_t, uint16_t>;
     const int moving = n * 8 + 2 * t + e % 2, staying = warp_row + g + e / 2 * 8;
     const int query = kKeysStay ? moving : staying;
-    const int key = kKeysStay ? staying : moving, half = kKeysStay ? warp_row / 32 : n / 4;
-    return reinterpret_cast<const uint32_t*>(words + query)[half] >> key % 32 & 1;
+    const int key = kKeysStay ? staying : moving, part = kKeysStay ? warp_row / kBits : n * 8 / kBits;
+    return reinterpret_cast<const Word*>(words + query)[part] >> key % kBits & 1;
   }
 
   // The same with hidden pairs.
-  __device__ __forceinline__ void finish_masked(Pairs& s, Pairs& dp, const float* rows, const PairBits& bits) const {
+  __device__ __forceinline__ void finish_masked(Pairs& s, Pairs& dp, const float* rows, const PairBits& bits,
+                                                bool careful) const {
 #pragma unroll
     for (int n = 0; n < kMoving / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         if (!bit(bits.seen, n, e)) s[0][n][e] = Logits<float>::kMinusInfinity;
-    finish_open(s, dp, rows);
+    if (careful) finish_open<true>(s, dp, rows);
+    else finish_open<false>(s, dp, rows);
   }
 
   // The same with all options. first_*: of the tile.
@@ -161,18 +187,26 @@ struct GradTile {
       }
   }
 
+  // The block's columns of a tile. (Whole columns of chunks that change places: see TileLayout.)
+  static __device__ __forceinline__ TileFragments<kHead> columns_of(uint32_t tile) {
+    return TileFragments<kHead>::rows_first(tile + first_column() * 2, 0);
+  }
   __device__ __forceinline__ void add(const Pairs& weights, const Pairs& grads, uint32_t first_tile,
                                       uint32_t second_tile) {
-    if constexpr (kKeysStay)
-      add_values<T, 1, kMoving, kHead>(value_sums, weights, TileFragments<kHead>::rows_first(second_tile, 0));
-    add_values<T, 1, kMoving, kHead>(score_sums, grads, TileFragments<kHead>::rows_first(first_tile, 0));
+    if constexpr (kKeysStay) add_values<T>(value_sums, weights, columns_of(second_tile));
+    add_values<T>(score_sums, grads, columns_of(first_tile));
+  }
+  __device__ __forceinline__ void add_carefully(const Pairs& weights, const Pairs& grads, uint32_t first_tile,
+                                                uint32_t second_tile) {
+    if constexpr (kKeysStay) add_values_carefully<T>(value_sums, weights, columns_of(second_tile));
+    add_values_carefully<T>(score_sums, grads, columns_of(first_tile));
   }
 
   // 0 * x is NaN for inf and NaN.
   __device__ __forceinline__ bool sums_are_finite() const {
     float probe = 0;
 #pragma unroll
-    for (int n = 0; n < kHead / 8; ++n)
+    for (int n = 0; n < Shape::kColumns / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         probe = __fmaf_rn(score_sums[0][n][e], 0.0f, probe);

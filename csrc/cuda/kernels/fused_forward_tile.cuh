@@ -184,7 +184,7 @@ struct ForwardTile {
             x = Logits<float>::weight(x, after, c, scaled());
             sum += x;
           }
-        row_sum[m][h] = row_sum[m][h] * factor + sum;
+        row_sum[m][h] = fused_multiply_add(row_sum[m][h], factor, sum);
         if constexpr (kOutput) {
 #pragma unroll
           for (int n = 0; n < kHead / 8; ++n)
@@ -192,7 +192,7 @@ struct ForwardTile {
             for (int e = 0; e < 2; ++e) {
               float& x = output[m][n][2 * h + e];
               x *= factor;
-              if (careful && factor == 0) x = 0;
+              if (careful && factor == 0 && x != 0) x = 0;  // 0 * inf and 0 * NaN; -0 stays
             }
         }
       }
@@ -232,8 +232,8 @@ struct ForwardTile {
   // O += P V
   __device__ __forceinline__ void add(const Scores& s, uint32_t value_tile, bool careful) {
     const auto values = TileFragments<kHead>::rows_first(value_tile, 0);
-    if (careful) add_values_carefully<T, kRowTiles, kKeys, kHead>(output, s, values);
-    else add_values<T, kRowTiles, kKeys, kHead>(output, s, values);
+    if (careful) add_values_carefully<T>(output, s, values);
+    else add_values<T>(output, s, values);
   }
 
   // The row sums of all lanes.

@@ -10,8 +10,9 @@
 
 namespace mha::cuda {
 
-constexpr int kThreads = 128;  // of a block on tensor cores: four warps
-constexpr int kChunk = 8;      // elements of 16 bytes
+constexpr int kThreads = 128;          // of a block on tensor cores: four warps
+constexpr int kChunk = 8;              // elements of 16 bytes
+constexpr int64_t kLargestHead = 256;  // that the kernels on tensor cores take
 
 // kHead: elements of a row, 32, 64, 96, 128 or 256.
 template <int kHead>

@@ -14,16 +14,17 @@ MHA_DEVICE void weights_of_step(uint32_t (&a)[4], const float (&weights)[kKeyTil
   }
 }
 
-template <class T, int kRowTiles, int kKeys, int kHead>
-MHA_DEVICE void add_values(float (&output)[kRowTiles][kHead / 8][4], const float (&weights)[kRowTiles][kKeys / 8][4],
+// The columns of `values` from the first on, as many as the output has.
+template <class T, int kRowTiles, int kKeyTiles, int kColumnTiles, int kHead>
+MHA_DEVICE void add_values(float (&output)[kRowTiles][kColumnTiles][4], const float (&weights)[kRowTiles][kKeyTiles][4],
                            const TileFragments<kHead>& values) {
 #pragma unroll
-  for (int s = 0; s < kKeys / 16; ++s) {
+  for (int s = 0; s < kKeyTiles / 2; ++s) {
     uint32_t a[kRowTiles][4];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) weights_of_step<T>(a[m], weights[m], s);
 #pragma unroll
-    for (int n = 0; n < kHead / 16; ++n) {
+    for (int n = 0; n < kColumnTiles / 2; ++n) {
       uint32_t b[4];
       load_matrices_transposed(b, values.at(s, n));
 #pragma unroll
@@ -36,9 +37,9 @@ MHA_DEVICE void add_values(float (&output)[kRowTiles][kHead / 8][4], const float
 }
 
 // "Zero hides" (docs/notation.md): a weight of 0 contributes nothing, but 0 * NaN is NaN. So values that are not finite
-// count as 0 in the product, and a second product, of "the weight is not 0" with a code of what the value is, says what
-// is to be added. The codes are powers of two far enough apart for the sums over up to 64 keys to tell how many of each
-// there were, and exact.
+// count as 0 in the product, whose bits are then those for zeros in their place, and a second product, of "the weight
+// is not 0" with a code of what the value is, says what is to be added. The codes are powers of two far enough apart
+// for the sums over up to 64 keys to tell how many of each there were, and exact.
 template <class T>
 struct Unbounded;
 template <>
@@ -67,26 +68,27 @@ MHA_DEVICE uint32_t take_unbounded(uint32_t& pair) {
   return codes;
 }
 
-// What a sum of codes stands for.
-MHA_DEVICE float unbounded_sum(float codes) {
+// Adds what a sum of codes stands for. No code, and the bits of x stay: -0 + 0 would be 0.
+MHA_DEVICE void add_unbounded(float& x, float codes) {
   const int n = static_cast<int>(codes);
-  const bool plus = n % kMinusCode != 0, minus = n / kMinusCode % kMinusCode != 0;
-  if (n >= kNaNCode || (plus && minus)) return __int_as_float(0x7FFFFFFF);
-  return plus ? __int_as_float(0x7F800000) : minus ? __int_as_float(0xFF800000) : 0.0f;
+  if (n >= kNaNCode) x = __int_as_float(0x7FFFFFFF);
+  if (n % kMinusCode != 0) x += __int_as_float(0x7F800000);
+  if (n / kMinusCode % kMinusCode != 0) x += __int_as_float(0xFF800000);
 }
 
-// add_values() by that rule. The columns are taken eight at a time in a loop that is not unrolled: a slow way should
-// not need more registers than the fast one. So the output, which registers hold, is not indexed but searched.
-template <class T, int kRowTiles, int kKeys, int kHead>
-MHA_DEVICE void add_values_carefully(float (&output)[kRowTiles][kHead / 8][4],
-                                     const float (&weights)[kRowTiles][kKeys / 8][4],
+// add_values() by that rule, each sum in the same order. The columns are taken eight at a time in a loop that is not
+// unrolled: a slow way should not need more registers than the fast one. So the output, which registers hold, is not
+// indexed but searched.
+template <class T, int kRowTiles, int kKeyTiles, int kColumnTiles, int kHead>
+MHA_DEVICE void add_values_carefully(float (&output)[kRowTiles][kColumnTiles][4],
+                                     const float (&weights)[kRowTiles][kKeyTiles][4],
                                      const TileFragments<kHead>& values) {
   constexpr uint32_t kOne = Unbounded<T>::kOne;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
-    uint32_t a[kKeys / 16][4], nonzero[kKeys / 16][4];
+    uint32_t a[kKeyTiles / 2][4], nonzero[kKeyTiles / 2][4];
 #pragma unroll
-    for (int s = 0; s < kKeys / 16; ++s) {
+    for (int s = 0; s < kKeyTiles / 2; ++s) {
       weights_of_step<T>(a[s], weights[m], s);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -95,10 +97,15 @@ MHA_DEVICE void add_values_carefully(float (&output)[kRowTiles][kHead / 8][4],
       }
     }
 #pragma unroll 1
-    for (int n = 0; n < kHead / 8; ++n) {
+    for (int n = 0; n < kColumnTiles; ++n) {
       float sum[4] = {}, codes[4] = {};
 #pragma unroll
-      for (int s = 0; s < kKeys / 16; ++s) {
+      for (int i = 0; i < kColumnTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (i == n) sum[e] = output[m][i][e];
+#pragma unroll
+      for (int s = 0; s < kKeyTiles / 2; ++s) {
         uint32_t b[4];
         load_matrices_transposed(b, values.at(s, n / 2));
         uint32_t low = n % 2 ? b[2] : b[0], high = n % 2 ? b[3] : b[1];
@@ -107,10 +114,12 @@ MHA_DEVICE void add_values_carefully(float (&output)[kRowTiles][kHead / 8][4],
         mma<T>(codes, nonzero[s], low_code, high_code);
       }
 #pragma unroll
-      for (int i = 0; i < kHead / 8; ++i)
+      for (int e = 0; e < 4; ++e) add_unbounded(sum[e], codes[e]);
+#pragma unroll
+      for (int i = 0; i < kColumnTiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (i == n) output[m][i][e] += sum[e] + unbounded_sum(codes[e]);
+          if (i == n) output[m][i][e] = sum[e];
     }
   }
 }

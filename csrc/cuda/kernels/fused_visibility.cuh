@@ -22,15 +22,21 @@ MHA_DEVICE uint32_t sixteen_bits(uint4 x) {
 }
 
 // Bit j: the mask shows key first + j to the query; `wanted` says which keys are of interest, and only those are read
-// one by one. kKeys: 32 or 64.
+// one by one. kKeys: 8, or a multiple of 16.
 template <int kKeys>
 MHA_DEVICE uint64_t mask_bits(const BatchVisibility& v, int64_t query, int64_t first, uint64_t wanted) {
   const bool* row = v.mask + query * v.mask_row_stride + first * v.mask_col_stride;
   uint64_t bits = 0;
-  if (v.mask_col_stride == 1 && first + kKeys <= v.keys && reinterpret_cast<uintptr_t>(row) % 16 == 0) {
+  constexpr int kTogether = kKeys < 16 ? kKeys : 16;
+  if (v.mask_col_stride == 1 && first + kKeys <= v.keys && reinterpret_cast<uintptr_t>(row) % kTogether == 0) {
+    if constexpr (kKeys == 8) {
+      const uint2 x = __ldg(reinterpret_cast<const uint2*>(row));
+      bits = four_bits(x.x) | four_bits(x.y) << 4;
+    } else {
 #pragma unroll
-    for (int i = 0; i < kKeys / 16; ++i)
-      bits |= uint64_t{sixteen_bits(__ldg(reinterpret_cast<const uint4*>(row) + i))} << 16 * i;
+      for (int i = 0; i < kKeys / 16; ++i)
+        bits |= uint64_t{sixteen_bits(__ldg(reinterpret_cast<const uint4*>(row) + i))} << 16 * i;
+    }
     return bits & wanted;
   }
   for (uint64_t rest = wanted; rest != 0; rest &= rest - 1) {

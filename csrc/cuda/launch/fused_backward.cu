@@ -1,6 +1,4 @@
 // The fused backward: which kernels a call takes.
-#include "../kernels/fused_backward_fma.cuh"
-#include "../kernels/fused_bias_fma.cuh"
 #include "../kernels/fused_delta.cuh"
 #include "../kernels/fused_tiles.cuh"
 #include "../launch.h"
@@ -9,21 +7,18 @@
 namespace mha::cuda {
 namespace {
 
-// The smallest of the tensor cores' tiles that holds the heads; 0: none does, or they have no cores for the type.
-int head_on_tensor_cores(const FusedBackward& p) {
-  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return 0;
-  for (int head : {32, 64, 96, 128})
-    if (p.head_dim <= head && p.value_dim <= head) return head;
-  return 0;
+int64_t head_size(const FusedBackward& p) { return max_of(p.head_dim, p.value_dim); }
+
+bool on_tensor_cores(const FusedBackward& p) {
+  return (p.dtype == DType::bf16 || p.dtype == DType::f16) && head_size(p) <= kLargestHead;
 }
 
 template <class T>
 GradCall<accumulate_t<T>> call_of(const FusedBackward& p) {
   GradCall<accumulate_t<T>> call{p, Logits<accumulate_t<T>>::of(p), scale_of_kept<accumulate_t<T>>(p),
                                  dropout_threshold(p.dropout) > 0};
-  if (head_on_tensor_cores(p) == 0) return call;
+  if (!on_tensor_cores(p)) return call;
   call.rows = static_cast<float*>(p.workspace);
-  call.spoilt = static_cast<uint32_t*>(p.workspace) + GradRowTiles::count(p);
   call.query_chunks = lies_in_chunks(p.batch, p.query, p.head_dim);
   call.key_chunks = lies_in_chunks(p.batch, p.key, p.head_dim);
   call.value_chunks = lies_in_chunks(p.batch, p.value, p.value_dim);
@@ -38,44 +33,20 @@ cudaError_t delta(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
 }
 
 template <class T>
-cudaError_t gradients_fma(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
-  using Acc = accumulate_t<T>;
-  const FusedBackward& p = call.p;
-  cudaError_t error = cudaSuccess;
-  if (p.grad_key || p.grad_value)
-    error = start(fused_key_value_fma<T>, key_tiles_of(p) * key_value_parts<Acc>(p), kFmaThreads,
-                  sizeof(FmaShared<Acc>), stream, call);
-  if (error == cudaSuccess && p.grad_query)
-    error = start(fused_query_fma<T>, query_tiles_of(p) * query_parts<Acc>(p), kFmaThreads, sizeof(FmaShared<Acc>),
-                  stream, call);
-  return error;
-}
-
-template <class T>
-cudaError_t gradients_on_tensor_cores(const GradCall<float>& call, int head, cudaStream_t stream) {
+cudaError_t gradients_on_tensor_cores(const GradCall<float>& call, cudaStream_t stream) {
   const FusedBackward& p = call.p;
   if (!p.grad_query && !p.grad_key && !p.grad_value) return cudaSuccess;
   const bool chunks = call.query_chunks && call.key_chunks && call.value_chunks && call.grad_chunks;
   const bool plain = chunks && !call.logits.scaled && !p.grad_weights && !call.drops;
-  const cudaError_t error = plain ? backward_plain<T>(call, head, stream) : backward_options<T>(call, head, stream);
-  if (error != cudaSuccess) return error;
-  const int64_t tiles = key_tiles_of(p) + query_tiles_of(p);
-  return start(fused_repair<T>, min_of(tiles, kRepairBlocks), kFmaThreads, sizeof(FmaShared<float>), stream, call);
+  return plain ? backward_plain<T>(call, head_size(p), stream) : backward_options<T>(call, head_size(p), stream);
 }
 
 // Of query, key and value.
 template <class T>
 cudaError_t gradients(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2)
-    if (const int head = head_on_tensor_cores(call.p)) return gradients_on_tensor_cores<T>(call, head, stream);
+    if (on_tensor_cores(call.p)) return gradients_on_tensor_cores<T>(call, stream);
   return gradients_fma<T>(call, stream);
-}
-
-template <class T>
-cudaError_t bias_gradient(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
-  if (!call.p.grad_bias) return cudaSuccess;
-  const BiasGrid grid = BiasGrid::of(call.p);
-  return start(fused_bias_fma<T>, grid.blocks(), kFmaThreads, sizeof(FmaShared<accumulate_t<T>>), stream, call, grid);
 }
 
 template <class T>
@@ -83,15 +54,13 @@ cudaError_t backward(const FusedBackward& p, cudaStream_t stream) {
   const auto call = call_of<T>(p);
   cudaError_t error = delta<T>(call, stream);
   if (error == cudaSuccess) error = gradients<T>(call, stream);
-  if (error == cudaSuccess) error = bias_gradient<T>(call, stream);
+  if (error == cudaSuccess && p.grad_bias) error = bias_gradient_fma<T>(call, stream);
   return error;
 }
 
 }  // namespace
 
-int64_t backward_workspace(const FusedBackward& p) {
-  return head_on_tensor_cores(p) ? GradRowTiles::count(p) + key_tiles_of(p) + query_tiles_of(p) : 0;
-}
+int64_t backward_workspace(const FusedBackward& p) { return on_tensor_cores(p) ? GradRowTiles::count(p) : 0; }
 
 cudaError_t fused_backward(const FusedBackward& p, cudaStream_t stream) {
   if (p.batch.count() * p.queries * p.keys == 0) return cudaSuccess;

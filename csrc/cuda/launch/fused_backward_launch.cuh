@@ -20,10 +20,15 @@ cudaError_t start(Kernel* kernel, int64_t blocks, int threads, size_t shared, cu
   return cudaGetLastError();
 }
 
-// The kernels on tensor cores, in files of their own so that they compile side by side. `head`: 32, 64, 96 or 128.
+// The kernels, in files of their own so that they compile side by side. By multiply-adds:
 template <class T>
-cudaError_t backward_plain(const GradCall<float>& call, int head, cudaStream_t stream);
+cudaError_t gradients_fma(const GradCall<accumulate_t<T>>& call, cudaStream_t stream);
 template <class T>
-cudaError_t backward_options(const GradCall<float>& call, int head, cudaStream_t stream);
+cudaError_t bias_gradient_fma(const GradCall<accumulate_t<T>>& call, cudaStream_t stream);
+// On tensor cores. `size`: the larger of head_dim and value_dim, at most kLargestHead.
+template <class T>
+cudaError_t backward_plain(const GradCall<float>& call, int64_t size, cudaStream_t stream);
+template <class T>
+cudaError_t backward_options(const GradCall<float>& call, int64_t size, cudaStream_t stream);
 
 }  // namespace mha::cuda

@@ -4,8 +4,8 @@
 namespace mha::cuda {
 
 template <>
-cudaError_t backward_options<float16>(const GradCall<float>& call, int head, cudaStream_t stream) {
-  return launch_gradients<float16, GradWay::options>(call, head, stream);
+cudaError_t backward_options<float16>(const GradCall<float>& call, int64_t size, cudaStream_t stream) {
+  return launch_gradients<float16, GradWay::options>(call, size, stream);
 }
 
 }  // namespace mha::cuda

@@ -8,26 +8,28 @@ namespace mha::cuda {
 template <class T, int kHead, GradWay kWay>
 cudaError_t launch_gradients(const GradCall<float>& call, cudaStream_t stream) {
   const FusedBackward& p = call.p;
-  const int64_t entries = p.batch.count();
+  using KeysStay = GradShape<T, kHead, true, kWay>;
+  using QueriesStay = GradShape<T, kHead, false, kWay>;
   cudaError_t error = cudaSuccess;
   if (p.grad_key || p.grad_value)
-    error = start(fused_backward_on_tensor_cores<T, kHead, true, kWay>, entries / p.group * ceil_div(p.keys, kGradTile),
-                  kThreads, GradShape<T, kHead, true, kWay>::kSharedBytes, stream, call);
+    error = start(fused_backward_on_tensor_cores<T, kHead, true, kWay>, key_tiles_of(p) * KeysStay::kParts, kThreads,
+                  KeysStay::kSharedBytes, stream, call);
   if (error == cudaSuccess && p.grad_query)
-    error = start(fused_backward_on_tensor_cores<T, kHead, false, kWay>, entries * ceil_div(p.queries, kGradTile),
-                  kThreads, GradShape<T, kHead, false, kWay>::kSharedBytes, stream, call);
+    error = start(fused_backward_on_tensor_cores<T, kHead, false, kWay>, query_tiles_of(p) * QueriesStay::kParts,
+                  kThreads, QueriesStay::kSharedBytes, stream, call);
   return error;
 }
 
+// The smallest tiles that hold heads of `size`. Options take so much longer than the products that fewer sizes do.
 template <class T, GradWay kWay>
-cudaError_t launch_gradients(const GradCall<float>& call, int head, cudaStream_t stream) {
-  switch (head) {
-    case 32: return launch_gradients<T, 32, kWay>(call, stream);
-    case 64: return launch_gradients<T, 64, kWay>(call, stream);
-    case 96: return launch_gradients<T, 96, kWay>(call, stream);
-    case 128: return launch_gradients<T, 128, kWay>(call, stream);
-    default: return cudaErrorInvalidValue;
+cudaError_t launch_gradients(const GradCall<float>& call, int64_t size, cudaStream_t stream) {
+  if constexpr (kWay == GradWay::plain) {
+    if (size <= 32) return launch_gradients<T, 32, kWay>(call, stream);
+    if (size > 64 && size <= 96) return launch_gradients<T, 96, kWay>(call, stream);
   }
+  if (size <= 64) return launch_gradients<T, 64, kWay>(call, stream);
+  if (size <= 128) return launch_gradients<T, 128, kWay>(call, stream);
+  return launch_gradients<T, kLargestHead, kWay>(call, stream);
 }
 
 }  // namespace mha::cuda

@@ -1,6 +1,5 @@
 // The fused forward: which kernel a call goes to, and how the keys are cut into parts.
 #include "../../core/finite.h"
-#include "../kernels/fused_forward_general.cuh"
 #include "../kernels/fused_forward_merge.cuh"
 #include "../kernels/fused_tiles.cuh"
 #include "../launch.h"
@@ -8,8 +7,6 @@
 
 namespace mha::cuda {
 namespace {
-
-constexpr int kLargestHead = 256;  // of the kernels on tensor cores
 
 // Few queries of few heads make few blocks; then the keys are cut into parts. Follows from the shape alone, so that the
 // order of additions is the same on every machine.
@@ -45,28 +42,10 @@ cudaError_t merge(const ForwardCall<accumulate_t<T>>& call, cudaStream_t stream)
   return launch_forward(fused_forward_merge<T>, call, rows, 1, kMergeThreads, 0, stream);
 }
 
-template <class T, int kPerThread, int kColumns>
-cudaError_t general_shape(ForwardCall<accumulate_t<T>> call, cudaStream_t stream) {
-  using Shape = GeneralShape<T, kPerThread, kColumns>;
-  call.query_tiles = ceil_div(call.p.queries, Shape::kRows);
-  const int64_t blocks = call.p.batch.count() * call.query_tiles * call.parts;
-  const unsigned columns = static_cast<unsigned>(max_of(1, ceil_div(call.p.value_dim, kColumns)));
-  return launch_forward(fused_forward_general<T, kPerThread, kColumns>, call, blocks, columns, Shape::kThreads,
-                        Shape::kSharedBytes, stream);
-}
-
 template <class T>
 cudaError_t general(const FusedForward& p, cudaStream_t stream) {
-  constexpr int kFewQueries = 16;  // as many as a block has rows of threads
   const auto call = make_call<accumulate_t<T>>(p);
-  cudaError_t error;
-  if (p.queries <= kFewQueries) {
-    error = general_shape<T, 1, 64>(call, stream);
-  } else if constexpr (sizeof(T) == 8) {
-    error = general_shape<T, 4, 64>(call, stream);  // more columns would not fit into the registers
-  } else {
-    error = p.value_dim <= 64 ? general_shape<T, 4, 64>(call, stream) : general_shape<T, 4, 128>(call, stream);
-  }
+  const cudaError_t error = forward_general<T>(call, stream);
   return error != cudaSuccess ? error : merge<T>(call, stream);
 }
 
@@ -80,11 +59,10 @@ template <class T>
 cudaError_t on_tensor_cores(const FusedForward& p, cudaStream_t stream) {
   const int64_t size = max_of(p.head_dim, p.value_dim);
   if (size > kLargestHead) return general<T>(p, stream);
-  const int head = size <= 32 ? 32 : size <= 64 ? 64 : size <= 96 ? 96 : size <= 128 ? 128 : 256;
   const auto call = make_call<float>(p);
   cudaError_t error;
-  if (p.weights) error = forward_weights<T>(call, head, stream);
-  else error = is_plain(call) ? forward_plain<T>(call, head, stream) : forward_options<T>(call, head, stream);
+  if (p.weights) error = forward_weights<T>(call, size, stream);
+  else error = is_plain(call) ? forward_plain<T>(call, size, stream) : forward_options<T>(call, size, stream);
   return error != cudaSuccess ? error : merge<T>(call, stream);
 }
 

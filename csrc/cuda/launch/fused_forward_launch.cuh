@@ -24,12 +24,15 @@ cudaError_t launch_forward(void (*kernel)(ForwardCall<Acc>), ForwardCall<Acc> ca
   return cudaSuccess;
 }
 
-// The kernels on tensor cores, in files of their own so that they compile side by side. `head`: 32, 64, 96, 128, 256.
+// The kernels, in files of their own so that they compile side by side. By multiply-adds:
 template <class T>
-cudaError_t forward_plain(const ForwardCall<float>& call, int head, cudaStream_t stream);
+cudaError_t forward_general(const ForwardCall<accumulate_t<T>>& call, cudaStream_t stream);
+// On tensor cores. `size`: the larger of head_dim and value_dim, at most kLargestHead.
 template <class T>
-cudaError_t forward_options(const ForwardCall<float>& call, int head, cudaStream_t stream);
+cudaError_t forward_plain(const ForwardCall<float>& call, int64_t size, cudaStream_t stream);
 template <class T>
-cudaError_t forward_weights(const ForwardCall<float>& call, int head, cudaStream_t stream);
+cudaError_t forward_options(const ForwardCall<float>& call, int64_t size, cudaStream_t stream);
+template <class T>
+cudaError_t forward_weights(const ForwardCall<float>& call, int64_t size, cudaStream_t stream);
 
 }  // namespace mha::cuda

@@ -1,5 +1,5 @@
 #include "fused_forward_plain.cuh"
 
 namespace mha::cuda {
-template cudaError_t forward_plain<float16>(const ForwardCall<float>&, int, cudaStream_t);
+template cudaError_t forward_plain<float16>(const ForwardCall<float>&, int64_t, cudaStream_t);
 }

@@ -14,17 +14,17 @@ cudaError_t launch_shape(ForwardCall<float> call, cudaStream_t stream) {
                         Shape::kSharedBytes, stream);
 }
 
+// The smallest tiles that hold heads of `size`. Options take so much longer than the products that fewer sizes do.
 template <class T, int kRowTiles, Way kWay>
-cudaError_t launch_head(const ForwardCall<float>& call, int head, cudaStream_t stream) {
-  switch (head) {
-    case 32: return launch_shape<T, 32, kRowTiles, kWay>(call, stream);
-    case 64: return launch_shape<T, 64, kRowTiles, kWay>(call, stream);
-    case 96: return launch_shape<T, 96, kRowTiles, kWay>(call, stream);
-    case 128: return launch_shape<T, 128, kRowTiles, kWay>(call, stream);
-    // Output and scores of 32 queries a warp would not fit into its registers.
-    case 256: return launch_shape<T, 256, 1, kWay>(call, stream);
-    default: return cudaErrorInvalidValue;
+cudaError_t launch_head(const ForwardCall<float>& call, int64_t size, cudaStream_t stream) {
+  if constexpr (kWay == Way::plain) {
+    if (size <= 32) return launch_shape<T, 32, kRowTiles, kWay>(call, stream);
+    if (size > 64 && size <= 96) return launch_shape<T, 96, kRowTiles, kWay>(call, stream);
   }
+  if (size <= 64) return launch_shape<T, 64, kRowTiles, kWay>(call, stream);
+  if (size <= 128) return launch_shape<T, 128, kRowTiles, kWay>(call, stream);
+  // Output and scores of 32 queries a warp would not fit into its registers.
+  return launch_shape<T, kLargestHead, 1, kWay>(call, stream);
 }
 
 }  // namespace mha::cuda

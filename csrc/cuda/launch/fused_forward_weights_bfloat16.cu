@@ -3,8 +3,8 @@
 namespace mha::cuda {
 
 template <>
-cudaError_t forward_weights<bfloat16>(const ForwardCall<float>& call, int head, cudaStream_t stream) {
-  return launch_head<bfloat16, 1, Way::weights>(call, head, stream);
+cudaError_t forward_weights<bfloat16>(const ForwardCall<float>& call, int64_t size, cudaStream_t stream) {
+  return launch_head<bfloat16, 1, Way::weights>(call, size, stream);
 }
 
 }  // namespace mha::cuda

@@ -34,6 +34,20 @@ __global__ void missing_syncwarp(float* out, const float* in, int n) {
 }
 LAUNCHER(missing_syncwarp, 32, 0)
 
+// Right as long as there is a block for every turn.
+__global__ void barrier_between_turns(float* out, const float* in, int n) {
+  __shared__ float x[64];
+  for (int turn = blockIdx.x; turn < 4; turn += gridDim.x) {
+    x[threadIdx.x] = in[threadIdx.x];
+    __syncthreads();
+    out[threadIdx.x] = x[threadIdx.x ^ 32];  // FAULT barrier_between_turns
+  }
+}
+extern "C" int run_barrier_between_turns(float* out, const float* in, int n) {
+  barrier_between_turns<<<4, 64>>>(out, in, n);
+  return int(cudaGetLastError());
+}
+
 __global__ void neighbouring_bytes(float* out, const float* in, int n) {  // clean: bytes of one word, other warps
   __shared__ unsigned char x[64];
   x[threadIdx.x % 32 * 2 + threadIdx.x / 32] = static_cast<unsigned char>(in[threadIdx.x]);

@@ -1,0 +1,6 @@
+#include "fused_backward_fma.cuh"
+
+namespace mha::cuda {
+template cudaError_t gradients_fma<float16>(const GradCall<float>&, cudaStream_t);
+template cudaError_t bias_gradient_fma<float16>(const GradCall<float>&, cudaStream_t);
+}  // namespace mha::cuda

@@ -1,0 +1,6 @@
+#include "fused_backward_fma.cuh"
+
+namespace mha::cuda {
+template cudaError_t gradients_fma<double>(const GradCall<double>&, cudaStream_t);
+template cudaError_t bias_gradient_fma<double>(const GradCall<double>&, cudaStream_t);
+}  // namespace mha::cuda

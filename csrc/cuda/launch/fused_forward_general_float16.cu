@@ -1,0 +1,5 @@
+#include "fused_forward_general.cuh"
+
+namespace mha::cuda {
+template cudaError_t forward_general<float16>(const ForwardCall<float>&, cudaStream_t);
+}
