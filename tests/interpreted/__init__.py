@@ -4,6 +4,8 @@
 the interpreter finds fault with (memory out of bounds, races, values never written) is raised at the end.
 """
 
+import json
+
 from torch import ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,11 +18,12 @@ MOST_BLOCKS = 2
 
 
 class OnInterpreter(TorchDispatchMode):
-    """On the PTX for ``architecture``, 80 or 90."""
+    """On the PTX for ``architecture``, 80 or 90. ``statistics``: counts accesses to memory instead of checking them."""
 
-    def __init__(self, architecture=80):
+    def __init__(self, architecture=80, statistics=False):
         super().__init__()
         self.architecture = architecture
+        self.counts = statistics
         self.called = []
 
     def __enter__(self):
@@ -28,6 +31,7 @@ class OnInterpreter(TorchDispatchMode):
         self.interpreter.ptxvm_reset()
         self.interpreter.ptxvm_device(self.architecture // 10, self.architecture % 10, 132)
         self.interpreter.ptxvm_most_blocks(MOST_BLOCKS)
+        self.interpreter.ptxvm_options(not self.counts, self.counts)
         return super().__enter__()
 
     def __exit__(self, *exception):
@@ -35,6 +39,10 @@ class OnInterpreter(TorchDispatchMode):
         if exception[0] is None:
             findings = self.interpreter.ptxvm_findings().decode()
             assert not findings, f"sm_{self.architecture}: {findings}"
+
+    def statistics(self):
+        """Of all calls so far: see ptxvm/statistics.h."""
+        return json.loads(self.interpreter.ptxvm_statistics().decode())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "mha_ext":
