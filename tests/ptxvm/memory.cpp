@@ -41,7 +41,7 @@ void Shadow::begin_block(uint32_t bytes, uint32_t smallest_access) {
   if (++block_ == 0) cells_.assign(cells_.size(), ShadowCell()), block_ = 1;
 }
 
-ShadowCell& Shadow::fresh(uint32_t granule) {
+inline ShadowCell& Shadow::fresh(uint32_t granule) {
   ShadowCell& cell = cells_[granule];
   if (cell.block != block_) cell = ShadowCell(), cell.block = block_;
   return cell;
@@ -78,7 +78,7 @@ static void record_read(ShadowCell& cell, const Warp& warp, int thread) {
   cell.read_sync = warp.sync_count;
 }
 
-void Shadow::check_cell(ShadowCell& cell, const Warp& warp, const Instruction& instruction, int lane, Access kind) {
+inline void Shadow::check_cell(ShadowCell& cell, const Warp& warp, const Instruction& instruction, int lane, Access kind) {
   const int thread = warp.thread(lane);
   Findings& findings = machine().findings;
   if (cell.copier >= 0) {
