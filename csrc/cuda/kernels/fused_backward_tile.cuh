@@ -27,11 +27,12 @@ struct GradShape {
   static constexpr bool kKeysStay = kKeysStay_;
   static constexpr GradWay kWay = kWay_;
   static constexpr int kRows = kGradTile;  // that stay: 16 of each warp
-  // Larger heads leave no registers for more; and where heads are 256 wide, all tiles still fit into 99 KB, which every
-  // architecture has.
-  static constexpr int kMoving = kHead > 128                                                            ? 16
-                                 : kHead > 64 || (kHead == 64 && kKeysStay && kWay == GradWay::options) ? 32
-                                                                                                        : kGradTile;
+  // Larger heads leave no registers for more, options fewer still where a block has two results; and where heads are
+  // 256 wide, all tiles fit into 99 KB, which every architecture has.
+  static constexpr bool kCrowded = kKeysStay && kWay == GradWay::options;
+  static constexpr int kMoving = kHead > 128 || (kHead == 128 && kCrowded) ? 16
+                                 : kHead > 64 || (kHead == 64 && kCrowded) ? 32
+                                                                           : kGradTile;
   // Columns of the results that a block has; the other parts of 256 do not fit into its registers and are for other
   // blocks, which compute S and dP once more.
   static constexpr int kColumns = kHead <= 128 ? kHead : 128, kParts = kHead / kColumns;
