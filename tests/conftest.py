@@ -34,12 +34,15 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "core: kernels and semantics, without compile, docs and the wider torch machinery"
     )
+    config.addinivalue_line("markers", "interpreted: some of core on the PTX interpreter, see other_devices.py")
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem.removeprefix("test_") in CORE:
             item.add_marker("core")
+    for item in other_devices.some_of_each_test([item for item in items if item.get_closest_marker("core")]):
+        item.add_marker("interpreted")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,9 +2,13 @@
 
 ``MHA_EXT_TEST_ON=cuda pytest -m core`` runs them on the GPU, ``ptx80`` and ``ptx90`` on the PTX interpreter (ptxvm),
 which needs nvcc and no GPU and checks every access to memory. The name takes the place of the ISA levels.
+
+That takes long on the interpreter. ``MHA_EXT_TEST_ON=ptx80,ptx90 pytest -m interpreted`` runs some cases of each test.
 """
 
+import collections
 import os
+import zlib
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +23,25 @@ def on(name):
     from interpreted import OnInterpreter
 
     return OnInterpreter(int(name.removeprefix("ptx")))
+
+
+CASES = 3  # of each test function, per architecture: minutes instead of an hour
+REPEATING = ("test_gradients.py", "test_modules.py")  # differences and training: what others call, thousands of times
+
+
+def some_of_each_test(items):
+    """Of those that run on the interpreter, the cases of each test function whose names have the smallest checksums.
+
+    That choice is the same everywhere, has nothing to do with what the cases are (every n-th one might always have the
+    same dtype), and is another one for each architecture, whose name is part of theirs.
+    """
+    by_test = collections.defaultdict(list)
+    for item in items:
+        device = item.callspec.params.get("isa", "") if hasattr(item, "callspec") else ""
+        if device.startswith("ptx") and item.path.name not in REPEATING:
+            by_test[item.function, device].append(item)
+    for cases in by_test.values():
+        yield from sorted(cases, key=lambda item: zlib.crc32(item.name.encode()))[:CASES]
 
 
 def moved(x, device):
