@@ -25,6 +25,7 @@ CORE = (
     "gradients",
     "hard_inputs",
     "errors",
+    "every_kernel",
     "modules",
 )
 

@@ -48,5 +48,5 @@ def load() -> ctypes.CDLL:
     torch.ops.load_library(str(_operators(build_kernels(launchers, CACHE, ARCHITECTURES))))
     interpreter = ctypes.CDLL(str(build_interpreter(CACHE) / "libptxvm.so"))
     interpreter.ptxvm_findings.restype = ctypes.c_char_p
-    interpreter.ptxvm_statistics.restype = ctypes.c_char_p
+    interpreter.ptxvm_not_launched.restype = ctypes.c_char_p
     return interpreter

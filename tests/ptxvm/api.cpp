@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -89,6 +90,7 @@ void ptxvm_reset() {
   machine().findings.clear();
   machine().ranges.clear();
   for (const Kernel* kernel : assembled_kernels()) {
+    kernel->launches = 0;
     for (const Instruction& instruction : kernel->code) instruction.counters = Counters();
   }
 }
@@ -96,6 +98,22 @@ void ptxvm_reset() {
 const char* ptxvm_findings() {
   static std::string text;
   text = machine().findings.text();
+  return text.c_str();
+}
+
+const char* ptxvm_not_launched() {
+  static std::string text;
+  text.clear();
+  for (const auto& module : modules()) {
+    if (module->architecture() != 10 * machine().major + machine().minor) continue;
+    std::set<std::string> launched;
+    for (const Kernel* kernel : module->assembled()) {
+      if (kernel->launches) launched.insert(kernel->name);
+    }
+    for (const std::string& name : module->names()) {
+      if (!launched.count(name)) text += name + "\n";
+    }
+  }
   return text.c_str();
 }
 

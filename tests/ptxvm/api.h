@@ -25,8 +25,10 @@ void ptxvm_register(const void* begin, uint64_t bytes, int writable, const char*
 void ptxvm_unregister(const void* begin);
 int ptxvm_is_registered(const void* begin, uint64_t bytes);
 
-// Forgets findings, statistics and registered memory.
+// Forgets findings, statistics, launches and registered memory.
 void ptxvm_reset(void);
+// Kernels for the device's architecture that have not been launched since, one a line.
+const char* ptxvm_not_launched(void);
 // One finding a line; empty: none.
 const char* ptxvm_findings(void);
 void ptxvm_finding(const char* message);

@@ -383,6 +383,7 @@ static bool asks_for_blocks(const Kernel& kernel) {
 }
 
 void launch(const Kernel& kernel, Dimensions grid, Dimensions block, uint32_t dynamic_shared, const void* parameters) {
+  ++kernel.launches;
   if (asks_for_blocks(kernel)) grid.x = std::min(grid.x, machine().most_blocks);
   std::memcpy(const_cast<uint64_t*>(kernel.parameter_memory.data()), parameters, kernel.parameter_bytes);
   Block runner(kernel, grid, block, dynamic_shared);

@@ -108,6 +108,7 @@ struct Kernel {
   uint32_t static_shared = 0, dynamic_shared_alignment = 16, local_bytes = 0;
   uint32_t max_threads = 1024;    // __launch_bounds__
   uint32_t smallest_access = 16;  // bytes of the narrowest access that can reach shared memory
+  mutable uint64_t launches = 0;  // since the last reset
 };
 
 }  // namespace ptxvm

@@ -8,6 +8,7 @@ namespace mha::cuda {
 template <class T, int kHead, int kRowTiles, Way kWay>
 cudaError_t launch_shape(ForwardCall<float> call, cudaStream_t stream) {
   using Shape = ForwardShape<T, kHead, kRowTiles, kWay>;
+  static_assert(sizeof(Placement<T>) + kSharedWithoutAsking <= 48 * 1024);
   call.query_tiles = ceil_div(call.p.queries, Shape::kRows);
   const int64_t blocks = call.p.batch.count() * call.query_tiles * call.parts;
   return launch_forward(fused_forward_on_tensor_cores<T, kHead, kRowTiles, kWay>, call, blocks, 1, kThreads,
