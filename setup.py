@@ -41,6 +41,7 @@ COMPILE_FLAGS = [
 ]
 # Ampere, Hopper and the two Blackwells as machine code, and PTX for everything else from Ampere on.
 CUDA_ARCHS = ["8.0", "9.0", "10.0", "12.0+PTX"]
+OLDEST_CAPABILITY = (8, 0)  # the first with mma of bfloat16 and cp.async
 
 
 def files(*patterns: str) -> list[str]:
@@ -83,6 +84,15 @@ def cuda_extension(archs: list[str]) -> Extension:
     )
 
 
+def number_of(arch: str) -> int | None:
+    """
+    >>> number_of("9.0a"), number_of("12.0+PTX"), number_of("Hopper")
+    (90, 120, None)
+    """
+    found = re.fullmatch(r"(\d+)\.(\d)[af]?(\+PTX)?", arch)
+    return int(found[1] + found[2]) if found else None
+
+
 def gencode(archs: list[str]) -> str:
     """One PTX, for the oldest of the architectures, and the machine code of each made from it: no kernel uses what a
     later one adds, nor what an ``a`` or ``f`` behind the number would allow, and making PTX takes half the time.
@@ -90,10 +100,7 @@ def gencode(archs: list[str]) -> str:
     >>> gencode(["9.0a", "12.0+PTX"])
     '-gencode=arch=compute_90,code=[sm_90,sm_120,compute_90]'
     """
-    parsed = [re.fullmatch(r"(\d+)\.(\d)[af]?(\+PTX)?", arch) for arch in archs]
-    if not all(parsed):
-        sys.exit(f"TORCH_CUDA_ARCH_LIST must list architectures like 9.0 or 12.0+PTX, got {' '.join(archs)}")
-    numbers = sorted({int(found[1] + found[2]) for found in parsed if found})
+    numbers = sorted({number_of(arch) for arch in archs})
     codes = [f"sm_{number}" for number in numbers]
     if any(arch.endswith("+PTX") for arch in archs):
         codes.append(f"compute_{numbers[0]}")
@@ -101,23 +108,40 @@ def gencode(archs: list[str]) -> str:
 
 
 def visible_archs() -> list[str]:
-    """Architectures of the GPUs of this machine."""
+    """Architectures of the GPUs of this machine, those that the kernels run on."""
     if not torch.cuda.is_available():
         return []
-    return sorted({"{}.{}".format(*torch.cuda.get_device_capability(i)) for i in range(torch.cuda.device_count())})
+    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return [f"{major}.{minor}" for major, minor in sorted(found) if (major, minor) >= OLDEST_CAPABILITY]
+
+
+def nvcc_says(option: str) -> str:
+    return subprocess.run([Path(cpp_extension.CUDA_HOME, "bin", "nvcc"), option], capture_output=True, text=True).stdout
 
 
 def why_no_cuda() -> str | None:
     """What keeps CUDA code from being built here, if anything does."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
-    nvcc = Path(cpp_extension.CUDA_HOME or "", "bin", "nvcc")
-    if cpp_extension.CUDA_HOME is None or not nvcc.exists():
+    if cpp_extension.CUDA_HOME is None or not Path(cpp_extension.CUDA_HOME, "bin", "nvcc").exists():
         return "there is no nvcc: set CUDA_HOME"
-    found = re.search(r"release (\d+)\.\d+", subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
+    found = re.search(r"release (\d+)\.\d+", nvcc_says("--version"))
     major = torch.version.cuda.split(".")[0]
     if found is None or found[1] != major:
-        return f"{nvcc} is of CUDA {found[1] if found else '?'}, torch of CUDA {major}"
+        return f"nvcc is of CUDA {found[1] if found else '?'}, torch of CUDA {major}"
+    return None
+
+
+def why_not_for(archs: list[str]) -> str | None:
+    """What keeps it from being built for these architectures."""
+    if not all(number_of(arch) for arch in archs):
+        return f"TORCH_CUDA_ARCH_LIST must list architectures like 9.0 or 12.0+PTX, got {' '.join(archs)}"
+    oldest = number_of("{}.{}".format(*OLDEST_CAPABILITY))
+    if old := [arch for arch in archs if number_of(arch) < oldest]:
+        return f"the kernels need compute capability 8.0 or later, not {' '.join(old)}"
+    known = nvcc_says("--list-gpu-code").split()
+    if unknown := [code for code in (f"sm_{number_of(arch)}" for arch in archs) if code not in known]:
+        return f"this nvcc does not know {' '.join(unknown)}; TORCH_CUDA_ARCH_LIST names other architectures"
     return None
 
 
@@ -128,17 +152,17 @@ def cuda_archs() -> list[str]:
         sys.exit(f"MHA_EXT_CUDA must be auto, 0 or 1, got {wanted}")
     if wanted == "0":
         return []
-    reason = why_no_cuda()
-    if wanted == "1" and reason:
-        sys.exit(f"MHA_EXT_CUDA=1, but {reason}")
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
-    archs = listed or (CUDA_ARCHS if wanted == "1" else visible_archs())
-    if reason is None and not archs:
-        reason = "this machine has no GPU"
-    if reason:
-        print(f"mha_ext: building without CUDA, as {reason}. MHA_EXT_CUDA=1 builds with it or fails.")
-        return []
-    return archs
+    archs = visible_archs() if wanted == "auto" else listed or CUDA_ARCHS
+    reason = why_no_cuda()
+    if reason is None:
+        reason = why_not_for(archs) if archs else "this machine has no GPU of compute capability 8.0 or later"
+    if reason is None:
+        return archs
+    if wanted == "1":
+        sys.exit(f"MHA_EXT_CUDA=1, but {reason}")
+    print(f"mha_ext: building without CUDA, as {reason}. MHA_EXT_CUDA=1 builds with it or fails.")
+    return []
 
 
 if sys.platform == "win32":

@@ -46,7 +46,8 @@ def _load(name: str) -> ModuleType | None:
         if error.name != f"mha_ext.{name}":
             raise
         twin = _installed_twin(name)
-        if twin is None:
+        # _C and _C_cuda must be of one build: their operators have one list of arguments.
+        if twin is None or twin.parent != Path(shared_objects.get("_C", twin)).parent:
             return None
         module = _load_file(name, twin)
     shared_objects[name] = str(module.__file__)

@@ -93,8 +93,8 @@ def masked_softmax(
 
     Raises:
         TypeError: not a tensor, unsupported or differing dtypes, arguments of the wrong type.
-        ValueError: shapes, devices or numbers that do not fit; a floating-point ``mask`` with a negative value, which
-            is an additive mask (pass it as ``bias``).
+        ValueError: shapes, devices or numbers that do not fit; on CPU, a floating-point ``mask`` with a negative value,
+            which is an additive mask (pass it as ``bias``).
         NotImplementedError: sparse or nested tensors, devices without kernels.
 
     Example:
@@ -193,7 +193,7 @@ def attention(
 
     Raises:
         TypeError: not a tensor, unsupported or differing dtypes, arguments of the wrong type.
-        ValueError: shapes, devices or numbers that do not fit; a floating-point ``mask`` with a negative value.
+        ValueError: shapes, devices or numbers that do not fit; on CPU, a floating-point ``mask`` with a negative value.
         NotImplementedError: sparse or nested tensors, devices without kernels.
 
     Example:

@@ -10,6 +10,7 @@ import collections
 import os
 import zlib
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,8 +21,10 @@ def on(name):
     """A context in which the operators run on that device."""
     if name == "cuda":
         return OnGpu()
-    from interpreted import OnInterpreter
+    from interpreted import OnInterpreter, why_not
 
+    if reason := why_not():
+        pytest.skip(f"no interpreter of PTX: {reason}")
     return OnInterpreter(int(name.removeprefix("ptx")))
 
 

@@ -41,6 +41,21 @@ def test_a_torch_without_cuda():
     assert "building without CUDA, as torch" in done.stdout
 
 
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA torch")
+@pytest.mark.parametrize(
+    ("archs", "text"),
+    [
+        ("Hopper", "TORCH_CUDA_ARCH_LIST must list architectures like 9.0 or 12.0+PTX, got Hopper"),
+        ("7.5;8.0", "the kernels need compute capability 8.0 or later, not 7.5"),
+        ("9.0 99.0", "this nvcc does not know sm_990"),
+    ],
+)
+def test_architectures_that_cannot_be(archs, text):
+    done = setup(MHA_EXT_CUDA="1", TORCH_CUDA_ARCH_LIST=archs)
+    assert done.returncode
+    assert f"MHA_EXT_CUDA=1, but {text}" in done.stderr
+
+
 @pytest.mark.skipif(torch.version.cuda is None or torch.cuda.is_available(), reason="needs a CUDA torch without a GPU")
 def test_a_machine_without_gpu():
     done = setup()

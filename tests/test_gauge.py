@@ -74,15 +74,18 @@ def test_no_loop_touches_local_memory(measured):
 @needs_build
 def test_no_kernel_is_worse_than_in_the_table(measured):
     stored = json.loads(gauge.TABLE.read_text())
-    if missing := stored.keys() - measured.keys():
-        pytest.skip(f"this library has no code for {', '.join(missing)}")
+    archs = [arch for arch in stored if arch in measured]
+    if not archs:
+        pytest.skip(f"this library has code for {', '.join(measured)} only")
     renew = "renew the table: python tests/gauge/gauge.py --write"
     worse, better = [], []
-    for arch, kernels in stored.items():
-        assert measured[arch].keys() == kernels.keys(), f"{arch}: kernels came or went, {renew}"
-        for name, old in kernels.items():
+    for arch in archs:
+        assert measured[arch].keys() == stored[arch].keys(), f"{arch}: kernels came or went, {renew}"
+        for name, old in stored[arch].items():
             row = measured[arch][name]
-            pairs = [(key, row[key], old[key]) for key in ("registers", "stack", "shared")]
+            pairs = [
+                (key, row[key], old[key]) for key in ("registers", "stack", "shared", "local_accesses") if key in row
+            ]
             if (ratio := gauge.per_tensor(row)) is not None:
                 pairs.append(("instructions per tensor instruction", ratio, gauge.per_tensor(old) or 0))
             for key, now, before in pairs:

@@ -40,6 +40,7 @@ struct KernelsOnStream {
 
   static void check(const char* what, cudaError_t error) {
     if (error == cudaSuccess) return;
+    cudaGetLastError();  // it is reported here, and not again by who asks next
     throw std::runtime_error(std::string("mha_ext: CUDA refused to start the kernels of ") + what + ": " +
                              cudaGetErrorString(error));
   }
