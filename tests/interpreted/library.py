@@ -49,4 +49,5 @@ def load() -> ctypes.CDLL:
     interpreter = ctypes.CDLL(str(build_interpreter(CACHE) / "libptxvm.so"))
     interpreter.ptxvm_findings.restype = ctypes.c_char_p
     interpreter.ptxvm_not_launched.restype = ctypes.c_char_p
+    interpreter.ptxvm_statistics.restype = ctypes.c_char_p
     return interpreter
