@@ -1,7 +1,7 @@
 """Machine code as nvdisasm prints it: functions, their instructions, and the loop that does the work.
 
-A loop is what lies between a label and a branch back to it; the one with most multiplications counts (tensor cores,
-else multiply-adds), and among equals the shortest, so that a loop without mask work is taken before its twin with it.
+A loop is what lies between a label and a branch back to it; the one counts of whose instructions the largest part
+multiplies (tensor cores, else multiply-adds), so that a loop without mask work is taken before its twin with it.
 """
 
 from __future__ import annotations
