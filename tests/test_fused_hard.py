@@ -230,6 +230,28 @@ def test_bits_do_not_depend_on_the_layout(layout, dtype):
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("layout", ["contiguous", "keys", "strided"])
+@pytest.mark.parametrize("lq", [2, 70])
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_any_byte_but_0_shows_a_key(dtype, lq, layout):
+    """Bytes seen as bool may hold more than 0 and 1. The bits of a clean mask's results, with every step and kernel."""
+    shown = torch.tensor([0, 1, 2, 128, 255], dtype=torch.uint8)[torch.randint(0, 5, (2, lq, 160))].view(torch.bool)
+    odd = {"contiguous": shown, "keys": shown[:1, :1], "strided": shown.repeat_interleave(2, -1)[..., ::2]}[layout]
+    clean = (odd.view(torch.uint8) != 0).contiguous()
+    query, key, value, bias = (torch.randn(2, n, d).to(dtype) for n, d in ((lq, 24), (160, 24), (160, 16), (lq, 160)))
+    by_steps = {"dropout": lambda weights: weights}
+    for extra in ({}, {"bias": bias}, {"bias": bias, "softcap": 3.0}):
+        want, got = ({} for _ in range(2))
+        for results, mask in ((want, clean), (got, odd)):
+            results |= gradients({"query": query, "key": key, "value": value}, {**extra, "mask": mask})
+            for way in ({}, by_steps):
+                output, weights = mha_ext.attention(query, key, value, mask=mask, **extra, **way)
+                results |= {f"output {list(way)}": output, f"weights {list(way)}": weights}
+        for name in want:
+            assert_same_bits(got[name], want[name], f"{name} with {list(extra)}")
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("lq", [1, 3, 40])
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 def test_weights_of_a_batch_entry_that_sees_no_key(lq, dtype):

@@ -25,7 +25,7 @@ struct BatchVisibility {
   int64_t offset;       // query i stands at key position i + offset
   int64_t keys;         // keys at or past this index are hidden
   int64_t left, right;  // window sides
-  const bool* mask;     // null: none
+  const uint8_t* mask;  // a byte other than 0 shows the key (a view of bytes as bool may hold any); null: none
   int64_t mask_row_stride, mask_col_stride;
 };
 
@@ -36,7 +36,7 @@ MHA_INLINE BatchVisibility visibility_of(const Visibility& v, const BatchShape& 
   b.keys = v.key_lengths ? clamp_index(*matrix<const int64_t>(batch, flat, v.key_lengths), keys) : keys;
   b.left = v.window_left;
   b.right = v.window_right;
-  b.mask = v.mask ? matrix<const bool>(batch, flat, v.mask) : nullptr;
+  b.mask = v.mask ? matrix<const uint8_t>(batch, flat, v.mask) : nullptr;
   b.mask_row_stride = v.mask.row_stride;
   b.mask_col_stride = v.mask.col_stride;
   return b;

@@ -15,7 +15,7 @@ struct Hidden {
   void randomise(Random& random, const BatchShape& batch, int64_t rows, int64_t cols) {
     if (random.chance(0.6)) {
       mask = Stack<uint8_t>(random, batch, rows, cols, true);
-      for (uint8_t& m : mask.storage) m = random.chance(0.7);
+      for (uint8_t& m : mask.storage) m = random.chance(0.7) ? random.pick<uint8_t>({1, 1, 2, 128, 255}) : 0;
       if (random.chance(0.2)) std::fill(mask.storage.begin(), mask.storage.end(), uint8_t{0});
       visibility.mask = mask.view;
     }

@@ -21,7 +21,7 @@ struct Numbers {
   Numbers(const Numbers&) = delete;
   Numbers& operator=(const Numbers&) = delete;
   ~Numbers() { delete[] data; }
-  double& operator[](int64_t i) { return data[i]; }
+  double& operator[](int64_t i) const { return data[i]; }
 };
 
 // The matrix of one batch entry.
@@ -135,12 +135,28 @@ void forward_row(const FusedForward& p, int64_t entry, int64_t i) {
   if (p.row_sum) Out<Acc>(p.batch, entry, p.row_sum).set(i, 0, row.sum);
 }
 
-// delta = dO . O + sum_j W dW of one row; what is exactly 0 contributes nothing.
+// dP of one logit, through dropout.
 template <class T>
-double delta(const FusedBackward& p, int64_t entry, int64_t i) {
-  const In<T> output(p.batch, entry, p.output), grad_output(p.batch, entry, p.grad_output);
-  const In<T> weights(p.batch, entry, p.weights), grad_weights(p.batch, entry, p.grad_weights);
+double grad_probability(const FusedBackward& p, const Rows<T>& row, int64_t i, int64_t j) {
+  if (row.kept[j] == 0) return 0;
+  const In<T> grad_output(p.batch, row.entry, p.grad_output), grad_weights(p.batch, row.entry, p.grad_weights);
+  double dp = grad_weights ? grad_weights.at(i, j) : 0;
+  for (int64_t d = 0; d < p.value_dim; ++d) dp += grad_output.at(i, d) * row.value.at(j, d);
+  return dp * row.kept[j];
+}
+
+// delta of row i, which `row` has computed: dO . O + sum_j W dW from the rounded results or, where the weights are
+// missing, sum_j P dP. What is exactly 0 contributes nothing.
+template <class T>
+double delta(const FusedBackward& p, const Rows<T>& row, int64_t i) {
+  const In<T> output(p.batch, row.entry, p.output), grad_output(p.batch, row.entry, p.grad_output);
+  const In<T> weights(p.batch, row.entry, p.weights), grad_weights(p.batch, row.entry, p.grad_weights);
   double sum = 0;
+  if (grad_weights && !weights) {
+    for (int64_t j = 0; j < p.keys; ++j)
+      if (row.weight[j] != 0) sum += row.weight[j] * grad_probability<T>(p, row, i, j);
+    return sum;
+  }
   for (int64_t d = 0; d < p.value_dim; ++d)
     if (output.at(i, d) != 0) sum += output.at(i, d) * grad_output.at(i, d);
   if (grad_weights)
@@ -153,18 +169,12 @@ double delta(const FusedBackward& p, int64_t entry, int64_t i) {
 template <class T, class Visit>
 void each_logit(const FusedBackward& p, int64_t entry, const Visit& visit) {
   Rows<T> row(p, entry);
-  const In<T> grad_output(p.batch, entry, p.grad_output), grad_weights(p.batch, entry, p.grad_weights);
   for (int64_t i = 0; i < p.queries; ++i) {
     row.compute(i);
-    const double own_delta = delta<T>(p, entry, i);
+    const double own_delta = delta<T>(p, row, i);
     for (int64_t j = 0; j < p.keys; ++j) {
       if (row.weight[j] == 0) continue;
-      double dp = 0;
-      if (row.kept[j] != 0) {
-        for (int64_t d = 0; d < p.value_dim; ++d) dp += grad_output.at(i, d) * row.value.at(j, d);
-        if (grad_weights) dp += grad_weights.at(i, j);
-        dp *= row.kept[j];
-      }
+      const double dp = grad_probability<T>(p, row, i, j);
       visit(i, j, row, row.slope[j] == 0 && !row.visible(i, j) ? 0 : row.weight[j] * (dp - own_delta));
     }
   }
@@ -202,13 +212,12 @@ void backward_group(const FusedBackward& p, int64_t g) {
 template <class T>
 void delta_row(const FusedBackward& p, int64_t entry, int64_t i) {
   using Acc = accumulate_t<T>;
-  const double d = delta<T>(p, entry, i);
+  Rows<T> row(p, entry);
+  row.compute(i);
+  const double d = delta<T>(p, row, i);
   Out<Acc>(p.batch, entry, p.delta).set(i, 0, d);
-  if (Out<Acc> out{p.batch, entry, p.grad_sink_rows}) {
-    Rows<T> row(p, entry);
-    row.compute(i);
+  if (Out<Acc> out{p.batch, entry, p.grad_sink_rows})
     out.set(i, 0, row.sink_weight == 0 ? 0 : -row.sink_weight * d);
-  }
 }
 
 // The bias's gradient, dx summed over every dimension in which grad_bias has stride 0. `elements`: of grad_bias from

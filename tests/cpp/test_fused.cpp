@@ -233,7 +233,8 @@ struct ForwardResults {
 template <class T>
 void test_forward(Random& random, const cpu::KernelTable& table) {
   const FusedCase<T> c(random, table.isa);
-  ForwardResults<T> results(random, c.p, random.chance(0.4), random.chance(0.5));
+  const bool need_weights = random.chance(0.4), need_statistics = random.chance(0.5);
+  ForwardResults<T> results(random, c.p, need_weights, need_statistics);
   results.run(random, table);
   const Stack<T> whole = results.output.got;
   results.run(random, table);
@@ -283,7 +284,8 @@ struct BackwardResults {
       : weights_kept(!grad_weights || random.chance(0.5)) {
     static_cast<Attention&>(p) = c.p;
     p.output = forward.output.got.view, p.grad_output = grad_output.view;
-    if (grad_weights) p.weights = forward.weights.got.view, p.grad_weights = grad_weights->view;
+    if (grad_weights) p.grad_weights = grad_weights->view;
+    if (grad_weights && weights_kept) p.weights = forward.weights.got.view;
     p.row_max = forward.row_max.view, p.row_sum = forward.row_sum.view;
     delta = Stack<Acc>(random, p.batch, p.queries, 1, false);
     p.delta = delta.output();
@@ -341,10 +343,11 @@ struct BackwardResults {
       const RowBounds<T> bounds(row, i);
       double delta_size = 0;  // the sum of magnitudes in delta
       for (int64_t d = 0; d < p.value_dim; ++d) delta_size += std::fabs(output.at(i, d) * grad_output.at(i, d));
-      for (int64_t j = 0; grad_weights && j < p.keys; ++j)
+      for (int64_t j = 0; weights && j < p.keys; ++j)
         delta_size += std::fabs(weights.at(i, j) * grad_weights.at(i, j));
       for (int64_t j = 0; !weights_kept && j < p.keys; ++j) {
         const double w = row.weight[j] * row.kept[j];
+        if (w != 0) delta_size += w * std::fabs(grad_weights.at(i, j));
         for (int64_t d = 0; w != 0 && d < p.value_dim; ++d)
           delta_size += w * std::fabs(grad_output.at(i, d) * row.value.at(j, d));
       }

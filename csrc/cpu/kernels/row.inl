@@ -161,8 +161,7 @@ struct MatrixWriter {
 
 template <class Acc>
 MHA_INLINE RowMask<Acc> mask_row(const BatchVisibility& v, int64_t i) {
-  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(v.mask);
-  return {bytes ? bytes + i * v.mask_row_stride : nullptr, v.mask_col_stride};
+  return {v.mask ? v.mask + i * v.mask_row_stride : nullptr, v.mask_col_stride};
 }
 
 // Adds terms a register at a time in two levels: a lane's first-level sum holds kTerms terms, so n terms round about

@@ -59,8 +59,8 @@ struct GradRules {
   __device__ bool sees(int64_t query, int64_t key) const {
     const KeyRange range = visible_keys(visibility, query);
     if (key < range.begin || key >= range.end) return false;
-    const bool* mask = visibility.mask;
-    return !mask || mask[query * visibility.mask_row_stride + key * visibility.mask_col_stride];
+    const uint8_t* mask = visibility.mask;
+    return !mask || mask[query * visibility.mask_row_stride + key * visibility.mask_col_stride] != 0;
   }
 
   // What the exponential sees: a score or a logit, as `scaled` says.

@@ -82,7 +82,7 @@ struct GeneralForward {
         const int64_t k = key(first_key, j);
         bool seen = range[i].begin <= k && k < range[i].end;
         if (seen && visibility.mask)
-          seen = visibility.mask[query(i) * visibility.mask_row_stride + k * visibility.mask_col_stride];
+          seen = visibility.mask[query(i) * visibility.mask_row_stride + k * visibility.mask_col_stride] != 0;
         bits |= static_cast<uint32_t>(seen) << (i * kPerColumn + j);
       }
     return bits;

@@ -14,8 +14,8 @@ MHA_DEVICE uint64_t range_bits(const KeyRange& range, int64_t first) {
   return first_bits(range.end - first) & ~first_bits(range.begin - first);
 }
 
-// Four bools of one byte to four bits: byte i is moved to bit 24 + i, and no two bits meet on the way.
-MHA_DEVICE uint32_t four_bits(uint32_t bools) { return (bools * 0x01020408u) >> 24 & 0xFu; }
+// Four bytes to four bits, 1 where the byte is not 0: byte i is moved to bit 24 + i, and no two bits meet on the way.
+MHA_DEVICE uint32_t four_bits(uint32_t bytes) { return (__vminu4(bytes, 0x01010101u) * 0x01020408u) >> 24 & 0xFu; }
 
 MHA_DEVICE uint32_t sixteen_bits(uint4 x) {
   return four_bits(x.x) | four_bits(x.y) << 4 | four_bits(x.z) << 8 | four_bits(x.w) << 12;
@@ -25,7 +25,7 @@ MHA_DEVICE uint32_t sixteen_bits(uint4 x) {
 // one by one. kKeys: 8, or a multiple of 16.
 template <int kKeys>
 MHA_DEVICE uint64_t mask_bits(const BatchVisibility& v, int64_t query, int64_t first, uint64_t wanted) {
-  const bool* row = v.mask + query * v.mask_row_stride + first * v.mask_col_stride;
+  const uint8_t* row = v.mask + query * v.mask_row_stride + first * v.mask_col_stride;
   uint64_t bits = 0;
   constexpr int kTogether = kKeys < 16 ? kKeys : 16;
   if (v.mask_col_stride == 1 && first + kKeys <= v.keys && reinterpret_cast<uintptr_t>(row) % kTogether == 0) {
@@ -41,7 +41,7 @@ MHA_DEVICE uint64_t mask_bits(const BatchVisibility& v, int64_t query, int64_t f
   }
   for (uint64_t rest = wanted; rest != 0; rest &= rest - 1) {
     const int j = __ffsll(static_cast<long long>(rest)) - 1;
-    if (row[j * v.mask_col_stride]) bits |= uint64_t{1} << j;
+    if (row[j * v.mask_col_stride] != 0) bits |= uint64_t{1} << j;
   }
   return bits;
 }

@@ -169,13 +169,13 @@ struct RowWriter {
 // Which keys row i may see, as bits.
 struct RowVisibility {
   KeyRange range;
-  const uint8_t* mask;  // any byte that is not 0 is true; null: none
+  const uint8_t* mask;
   int64_t mask_stride;
 
   __device__ __forceinline__ explicit RowVisibility(int64_t keys) : range{0, keys}, mask(nullptr), mask_stride(0) {}
   __device__ __forceinline__ RowVisibility(const BatchVisibility& v, int64_t i)
       : range(visible_keys(v, i)),
-        mask(v.mask ? reinterpret_cast<const uint8_t*>(v.mask) + i * v.mask_row_stride : nullptr),
+        mask(v.mask ? v.mask + i * v.mask_row_stride : nullptr),
         mask_stride(v.mask_col_stride) {}
 
   // Bit i: key number i is there, and visible.
