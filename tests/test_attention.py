@@ -108,8 +108,9 @@ ZERO_SIZES = (
     "options", [{}, dict(mask="full", bias="full", is_causal=True, sinks=True)], ids=("plain", "all")
 )
 @pytest.mark.parametrize("sizes", ZERO_SIZES, ids=str)
-def test_zero_sizes(sizes, options):
-    check_attention(Case(**sizes, **options))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_zero_sizes(dtype, sizes, options):
+    check_attention(Case(dtype=dtype, **sizes, **options))
 
 
 def test_one_of_everything():

@@ -40,7 +40,8 @@ struct FusedForward : Attention {
   Output weights;           // optional; row = query, col = key; after dropout
   bool average = false;     // all heads of a batch entry share their weights (stride 0), which are the mean over them
   Output row_max, row_sum;  // optional, both or neither; one per query
-  // Room for the results of parts of the keys (fused_plan.h says how much); null: no part is split off.
+  // Room for the results of parts of the keys; null: no part is split off. fused_plan.h (CPU) and cuda/launch.h say how
+  // much.
   void* partials = nullptr;
 };
 
@@ -55,8 +56,8 @@ struct FusedBackward : Attention {
   Output grad_query, grad_key, grad_value;  // each optional
   Output grad_sink_rows;                    // optional; one per query, accumulation type: -p_s delta
   Output grad_bias;                         // optional; stride 0 where the bias is broadcast: summed there
-  // For grad_query, grad_key and grad_value (backward_plan.h): the wave at hand, and room for sums that go on from one
-  // wave to the next.
+  // For grad_query, grad_key and grad_value. CPU: the wave at hand, and room for sums that go on from one wave to the next
+  // (backward_plan.h). CUDA: room for what is known of the queries (cuda/launch.h).
   int64_t wave = 0;
   void* workspace = nullptr;
 

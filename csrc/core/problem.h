@@ -135,9 +135,9 @@ struct SumOver {
   BatchShape shape;
   Input x;
   Output out;
-  // Room for the sums of parts, accumulation type, sum_plan.h says how much: with it the terms of few results are
-  // shared out over many tasks, and the kernel sum_partials must follow (too little work for threads). Null: one task
-  // per block of results.
+  // Room for the sums of parts, accumulation type: with it the terms of few results are shared out over many tasks
+  // (CPU: sum_plan.h says how much, and the kernel sum_partials must follow, too little work for threads) or blocks
+  // (cuda/launch.h). Null: one task or block per block of results.
   void* partials = nullptr;
 
   double work() const { return 2.0 * shape.count(); }  // an element is read and added

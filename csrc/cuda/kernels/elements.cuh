@@ -112,7 +112,7 @@ __device__ __forceinline__ Acc tanh_slope(Acc y) {
   return 4 * e / ((1 + e) * (1 + e));
 }
 
-__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }  // NaN counts as smaller
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }  // the other one where one is NaN
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
 
 }  // namespace mha::cuda

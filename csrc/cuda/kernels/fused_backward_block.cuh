@@ -33,7 +33,9 @@ struct GradBlock {
   int buffer = 0;
 
   __device__ __forceinline__ GradBlock(const GradCall<float>& c, GradPlace& shared_place)
-      : call(c), p(c.p), shared(shared_address(memory())), place(shared_place), tile(c) {
+      : call(c), p(c.p), shared(shared_address(memory())), place(shared_place), tile(c) {}
+
+  __device__ __forceinline__ void settle() {
     const uint32_t block = blockIdx.x / Shape::kParts;
     const uint32_t head = block / tiles_of_head(), turn = block - head * tiles_of_head();
     // With causality the first keys and the last queries have the most to do: they come first.
@@ -162,7 +164,12 @@ struct GradBlock {
     typename Tile::Pairs s, grads;
     tile.template multiply<0>(s, first);
     tile.template multiply<1>(grads, second);
-    if constexpr (kOptions) tile.finish_by_rules(s, grads, query_rows, bits(), rules, first_query, first_key);
+    if constexpr (kOptions)
+      tile.by_rules(s, grads, query_rows, bits(), rules, first_query, first_key,
+                    [&](int n, int e, const GradTerms<float>& terms) {
+                      s[0][n][e] = terms.kept;
+                      grads[0][n][e] = terms.score_grad;
+                    });
     else tile.finish_masked(s, grads, query_rows, bits(), place.careful);
     if (place.careful) tile.add_carefully(s, grads, first, second);
     else tile.add(s, grads, first, second);
@@ -212,6 +219,7 @@ struct GradBlock {
   }
 
   __device__ __forceinline__ void run() {
+    settle();
     load_stay(first_entry(), visibility_of(p.visibility, p.batch, first_entry(), p.keys));
     for (;;) {
       visit_all();
@@ -259,8 +267,10 @@ struct GradBlock {
 template <class T, int kHead, bool kKeysStay, GradWay kWay>
 __global__ void __launch_bounds__(kThreads, 2)
     fused_backward_on_tensor_cores(const __grid_constant__ GradCall<float> call) {
+  using Shape = GradShape<T, kHead, kKeysStay, kWay>;
   __shared__ GradPlace place;
-  GradBlock<GradShape<T, kHead, kKeysStay, kWay>> block(call, place);
+  static_assert(sizeof place + Shape::kSharedBytes <= kSharedOfBlock);
+  GradBlock<Shape> block(call, place);
   block.run();
 }
 

@@ -31,7 +31,7 @@ __device__ void add_weighted_rows(FmaSums<Acc>& sums, FmaShared<Acc>& shared, co
     for (int begin = 0; begin < kGradTile; begin += kRows) {
       __syncthreads();
 #pragma unroll 2
-      for (int i = static_cast<int>(threadIdx.x); i < kRows * kGradTile; i += kFmaThreads)
+      for (int i = static_cast<int>(threadIdx.x); i < kRows * kGradTile; i += kGradFmaThreads)
         shared.staged[i / kGradTile][i % kGradTile] = b.at(begin + i / kGradTile, first + i % kGradTile);
       __syncthreads();
 #pragma unroll 4
@@ -61,7 +61,7 @@ __device__ void write_rows(const FmaSums<Acc>& sums, const BatchShape& batch, in
       for (int c = 0; c < kFmaOwn; ++c) {
         const int64_t row = first_row + kFmaOwn * own.y + r, col = column + piece * kGradTile + kFmaOwn * own.x + c;
         if (row < rows && col < cols)
-          to[row * out.row_stride + col * out.col_stride] = narrow<T>(sums[piece][r][c] * factor);
+          to[row * out.row_stride + col * out.col_stride] = from_accumulate<T>(sums[piece][r][c] * factor);
       }
 }
 
@@ -160,7 +160,7 @@ __device__ FmaShared<Acc>& fma_shared() {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads)
+__global__ void __launch_bounds__(kGradFmaThreads)
     fused_key_value_fma(const __grid_constant__ GradCall<accumulate_t<T>> call) {
   using Acc = accumulate_t<T>;
   const int64_t parts = key_value_parts<Acc>(call.p), tile = blockIdx.x / parts;
@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(kFmaThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kFmaThreads) fused_query_fma(const __grid_constant__ GradCall<accumulate_t<T>> call) {
+__global__ void __launch_bounds__(kGradFmaThreads)
+    fused_query_fma(const __grid_constant__ GradCall<accumulate_t<T>> call) {
   using Acc = accumulate_t<T>;
   // With causality the last queries have the most to do: they come first.
   const int64_t parts = query_parts<Acc>(call.p), turn = blockIdx.x / parts;

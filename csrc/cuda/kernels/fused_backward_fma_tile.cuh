@@ -18,11 +18,11 @@ struct TileRows {
             rows - first, cols};
   }
   __device__ accumulate_t<T> at(int64_t row, int64_t col) const {
-    return row < rows && col < cols ? accumulate_t<T>{widen(data[row * row_stride + col * col_stride])} : 0;
+    return row < rows && col < cols ? to_accumulate(data[row * row_stride + col * col_stride]) : accumulate_t<T>{0};
   }
 };
 
-constexpr int kFmaThreads = 256, kFmaSide = 16, kFmaOwn = kGradTile / kFmaSide;
+constexpr int kGradFmaThreads = 256, kFmaSide = 16, kFmaOwn = kGradTile / kFmaSide;
 
 template <class Acc>
 struct FmaShared {
@@ -61,7 +61,7 @@ __device__ void add_row_products(Acc (&sums)[kFmaOwn][kFmaOwn], FmaShared<Acc>& 
   for (int64_t begin = 0; begin < a.cols; begin += kDepth) {
     __syncthreads();
 #pragma unroll 2
-    for (int i = static_cast<int>(threadIdx.x); i < kDepth * kGradTile; i += kFmaThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kDepth * kGradTile; i += kGradFmaThreads) {
       const int d = i % kDepth, row = i / kDepth;
       shared.staged[d][row] = a.at(row, begin + d);
       shared.staged[kDepth + d][row] = b.at(row, begin + d);

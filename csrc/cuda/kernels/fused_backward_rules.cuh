@@ -67,7 +67,8 @@ struct GradRules {
   __device__ Acc exponent(int64_t query, int64_t key, Acc score, bool seen) const {
     if (!seen) return logits.hidden;
     if (!logits.scaled) return score;
-    return logits.logit(score, bias ? widen(bias[query * p.bias.row_stride + key * p.bias.col_stride]) : Acc{0});
+    return logits.logit(score,
+                        bias ? to_accumulate(bias[query * p.bias.row_stride + key * p.bias.col_stride]) : Acc{0});
   }
 
   __device__ Acc weight(const GradRow<Acc>& row, Acc x) const {
@@ -88,7 +89,8 @@ struct GradRules {
                                   bool keep) const {
     const Acc weight = this->weight(row, exponent(query, key, score, seen));
     if (weight == 0) return {0, 0, 0};
-    if (grad_weights) grad += widen(grad_weights[query * p.grad_weights.row_stride + key * p.grad_weights.col_stride]);
+    if (grad_weights)
+      grad += to_accumulate(grad_weights[query * p.grad_weights.row_stride + key * p.grad_weights.col_stride]);
     grad = (keep ? grad * keep_scale : Acc{0}) - row.delta;
     // A hidden key's logit is a constant.
     const Acc logit_grad = seen ? weight * grad : Acc{0}, slope = steepness(score);

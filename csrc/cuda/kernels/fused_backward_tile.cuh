@@ -167,10 +167,11 @@ struct GradTile {
     else finish_open<false>(s, dp, rows);
   }
 
-  // The same with all options. first_*: of the tile.
-  __device__ __forceinline__ void finish_by_rules(Pairs& s, Pairs& dp, const float* rows, const PairBits& bits,
-                                                  const GradRules<T>& rules, int64_t first_query,
-                                                  int64_t first_key) const {
+  // visit(n, e, terms) for element e of C tile n, with all options. first_*: of the tile.
+  template <class Visit>
+  __device__ __forceinline__ void by_rules(const Pairs& s, const Pairs& dp, const float* rows, const PairBits& bits,
+                                           const GradRules<T>& rules, int64_t first_query, int64_t first_key,
+                                           const Visit& visit) const {
 #pragma unroll
     for (int n = 0; n < kMoving / 8; ++n)
 #pragma unroll
@@ -182,10 +183,10 @@ struct GradTile {
         if (query < rules.p.queries && key < rules.p.keys)
           terms = rules.terms(query_row(rows, n, e), query, key, s[0][n][e], dp[0][n][e], bit(bits.seen, n, e),
                               !call.drops || bit(bits.kept, n, e));
-        s[0][n][e] = terms.kept;
-        dp[0][n][e] = terms.score_grad;
+        visit(n, e, terms);
         keep_order();
       }
+    __syncwarp();  // the rules take lanes different ways, and what follows wants the whole warp
   }
 
   // The block's columns of a tile. (Whole columns of chunks that change places: see TileLayout.)

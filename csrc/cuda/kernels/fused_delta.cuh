@@ -18,8 +18,8 @@ __device__ accumulate_t<T> skipping_product(const T* a, int64_t a_stride, const 
                                             int lane) {
   accumulate_t<T> sum = 0;
   for (int64_t j = lane; j < n; j += 32) {
-    const accumulate_t<T> x = widen(a[j * a_stride]);
-    if (x != 0) sum += x * widen(b[j * b_stride]);
+    const accumulate_t<T> x = to_accumulate(a[j * a_stride]);
+    if (x != 0) sum += x * to_accumulate(b[j * b_stride]);
   }
   return sum;
 }
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kDeltaThreads) fused_delta(const __grid_consta
   if constexpr (!std::is_same_v<Acc, double>)
     if (call.rows) GradRowTiles{call.rows, p.queries}.write(entry, row, GradRow<float>::of(m, l, sum));
   if (!p.grad_sink_rows) return;
-  const Acc sink = widen(*matrix<const T>(p.batch, entry, p.sinks));
+  const Acc sink = to_accumulate(*matrix<const T>(p.batch, entry, p.sinks));
   const Acc weight = l == 0 ? Acc{0} : Logits<Acc>::weight(sink, m, call.logits.c, true) / l;
   matrix<Acc>(p.batch, entry, p.grad_sink_rows)[row * p.grad_sink_rows.row_stride] = weight == 0 ? 0 : -weight * sum;
 }

@@ -216,6 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Shape = ForwardShape<T, kHead, kRowTiles, kWay>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ Placement<T> place;
+  static_assert(sizeof place + Shape::kSharedBytes <= kSharedOfBlock);
   place.fill(call, call.first_block + blockIdx.x, Shape::kRows, Shape::kKeys);
   ForwardBlock<Shape> block(call, place, shared_address(shared));
   block.run();

@@ -96,7 +96,7 @@ struct GeneralForward {
     Acc probe = 0;
     for (int at = threadIdx.x; at < kCount * kWidth; at += Shape::kThreads) {
       const int row = at / kWidth, col = at % kWidth;
-      const Acc x = row < rows && col < cols ? widen(from[row * row_stride + col * col_stride]) : Acc{0};
+      const Acc x = row < rows && col < cols ? to_accumulate(from[row * row_stride + col * col_stride]) : Acc{0};
       to[row * kPitch + col] = x;
       probe = fused_multiply_add(x, Acc{0}, probe);
     }
@@ -150,7 +150,7 @@ struct GeneralForward {
         if (!(seen >> (i * kPerColumn + j) & 1)) {
           s[i][j] = k < p.keys ? call.logits.hidden : Logits<Acc>::kMinusInfinity;
         } else if (scaled()) {
-          const Acc added = bias ? widen(bias[query(i) * p.bias.row_stride + k * p.bias.col_stride]) : Acc{0};
+          const Acc added = bias ? to_accumulate(bias[query(i) * p.bias.row_stride + k * p.bias.col_stride]) : Acc{0};
           s[i][j] = call.logits.logit(s[i][j], added);
         }
       }
@@ -226,7 +226,7 @@ struct GeneralForward {
       for (int j = 0; j < kPerColumn; ++j) {
         const int64_t k = key(first_key, j);
         if (query(i) < p.queries && k < p.keys)
-          to[query(i) * p.weights.row_stride + k * p.weights.col_stride] = narrow<T>(s[i][j]);
+          to[query(i) * p.weights.row_stride + k * p.weights.col_stride] = from_accumulate<T>(s[i][j]);
       }
   }
 
@@ -304,7 +304,7 @@ struct GeneralForward {
       U x[kVector];
     } out;
 #pragma unroll
-    for (int u = 0; u < kVector; ++u) out.x[u] = narrow<U>(x[u] * factor);
+    for (int u = 0; u < kVector; ++u) out.x[u] = from_accumulate<U>(x[u] * factor);
     if (stride == 1 && count >= kVector && reinterpret_cast<uintptr_t>(to) % sizeof(Out) == 0) {
       *reinterpret_cast<Out*>(to) = out;
     } else {

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kMergeThreads)
       const Acc factor = Logits<Acc>::rescale(part[p.value_dim], max, call.logits.c, call.logits.scaled);
       if (factor != 0) total = fused_multiply_add(factor, part[d], total);  // a part without weight may have met NaN
     }
-    output[d * p.output.col_stride] = narrow<T>(total * inverse);
+    output[d * p.output.col_stride] = from_accumulate<T>(total * inverse);
   }
   if (p.row_max && threadIdx.x == 0) {
     // A row without weight is told by its sum.

@@ -153,7 +153,7 @@ struct ForwardTile {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float added = 0;
-        if (from && bits >> (n * 8 + e) & 1) added = widen(from[(n * 8 + e) * bias.col_stride]);
+        if (from && bits >> (n * 8 + e) & 1) added = to_accumulate(from[(n * 8 + e) * bias.col_stride]);
         s[n][2 * h + e] = call.logits.logit(s[n][2 * h + e], added);
       }
   }

@@ -16,18 +16,14 @@
 #pragma once
 #include "../../core/attention.h"
 #include "../../core/finite.h"
-#include "../primitives.cuh"
+#include "elements.cuh"
 
 namespace mha::cuda {
 
 MHA_DEVICE float exp2_of(float x) { return exp2_approximate(x); }
 MHA_DEVICE double exp2_of(double x) { return exp2(x); }
-MHA_DEVICE float tanh_of(float x) { return tanhf(x); }
-MHA_DEVICE double tanh_of(double x) { return tanh(x); }
 MHA_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 MHA_DEVICE double fused_multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
-MHA_DEVICE float larger(float a, float b) { return fmaxf(a, b); }  // the other one where one is NaN
-MHA_DEVICE double larger(double a, double b) { return fmax(a, b); }
 
 template <class Acc>
 struct Logits {

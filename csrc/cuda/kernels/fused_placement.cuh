@@ -78,7 +78,7 @@ struct Placement {
 
   // The logit of the sink; -inf: none. Part 0 of the keys has it.
   __device__ __forceinline__ Acc sink() const {
-    return address[kSink] && part == 0 ? widen(*input(kSink)) : Logits<Acc>::kMinusInfinity;
+    return address[kSink] && part == 0 ? to_accumulate(*input(kSink)) : Logits<Acc>::kMinusInfinity;
   }
 
   // A row without weight is told by its sum.

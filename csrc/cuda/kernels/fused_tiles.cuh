@@ -13,6 +13,8 @@ namespace mha::cuda {
 constexpr int kThreads = 128;          // of a block on tensor cores: four warps
 constexpr int kChunk = 8;              // elements of 16 bytes
 constexpr int64_t kLargestHead = 256;  // that the kernels on tensor cores take
+// Bytes that a block can have on every architecture from 8.0 on.
+constexpr int kSharedOfBlock = 99 * 1024;
 
 // kHead: elements of a row, 32, 64, 96, 128 or 256.
 template <int kHead>

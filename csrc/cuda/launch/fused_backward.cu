@@ -28,8 +28,8 @@ GradCall<accumulate_t<T>> call_of(const FusedBackward& p) {
 
 template <class T>
 cudaError_t delta(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
-  return start(fused_delta<T>, ceil_div(call.p.batch.count() * delta_rows(call), kDeltaRows), kDeltaThreads, 0, stream,
-               call);
+  return start(fused_delta<T>, ceil_div(call.p.batch.count() * delta_rows(call), kDeltaRows), 1, kDeltaThreads, 0,
+               stream, call);
 }
 
 template <class T>
@@ -50,11 +50,18 @@ cudaError_t gradients(const GradCall<accumulate_t<T>>& call, cudaStream_t stream
 }
 
 template <class T>
+cudaError_t gradient_of_bias(const GradCall<accumulate_t<T>>& call, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2)
+    if (on_tensor_cores(call.p)) return bias_gradient<T>(call, head_size(call.p), stream);
+  return bias_gradient_fma<T>(call, stream);
+}
+
+template <class T>
 cudaError_t backward(const FusedBackward& p, cudaStream_t stream) {
   const auto call = call_of<T>(p);
   cudaError_t error = delta<T>(call, stream);
   if (error == cudaSuccess) error = gradients<T>(call, stream);
-  if (error == cudaSuccess && p.grad_bias) error = bias_gradient_fma<T>(call, stream);
+  if (error == cudaSuccess && p.grad_bias) error = gradient_of_bias<T>(call, stream);
   return error;
 }
 

@@ -1,4 +1,4 @@
-#include "fused_backward_fma.cuh"
+#include "fused_backward_fma_launch.cuh"
 
 namespace mha::cuda {
 template cudaError_t gradients_fma<bfloat16>(const GradCall<float>&, cudaStream_t);

@@ -1,11 +1,6 @@
-// The fused backward on tensor cores, float16: everything.
 #include "fused_backward_tensor_cores.cuh"
 
 namespace mha::cuda {
-
-template <>
-cudaError_t backward_options<float16>(const GradCall<float>& call, int64_t size, cudaStream_t stream) {
-  return launch_gradients<float16, GradWay::options>(call, size, stream);
-}
-
+template cudaError_t backward_options<float16>(const GradCall<float>&, int64_t, cudaStream_t);
+template cudaError_t bias_gradient<float16>(const GradCall<float>&, int64_t, cudaStream_t);
 }  // namespace mha::cuda

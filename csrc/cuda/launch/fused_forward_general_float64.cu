@@ -1,4 +1,4 @@
-#include "fused_forward_general.cuh"
+#include "fused_forward_general_launch.cuh"
 
 namespace mha::cuda {
 template cudaError_t forward_general<double>(const ForwardCall<double>&, cudaStream_t);

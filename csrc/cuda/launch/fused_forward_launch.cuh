@@ -1,25 +1,17 @@
-// Inside the fused forward's launchers: one kernel with the grid and the shared memory that it needs.
+// What the launchers of the fused forward share.
 #pragma once
 #include "../kernels/fused_forward_call.cuh"
+#include "start.cuh"
 
 namespace mha::cuda {
-
-constexpr int64_t kMostBlocks = INT32_MAX;  // of a grid in x
-// Bytes. A kernel has to say that it wants more than 48 KB, and that counts what it declares itself.
-constexpr int kSharedWithoutAsking = 44 * 1024;
 
 // Starts `blocks` blocks in x, in as many launches as that takes.
 template <class Acc>
 cudaError_t launch_forward(void (*kernel)(ForwardCall<Acc>), ForwardCall<Acc> call, int64_t blocks, unsigned columns,
                            int threads, int shared_bytes, cudaStream_t stream) {
-  if (shared_bytes > kSharedWithoutAsking) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    if (error != cudaSuccess) return error;
-  }
   for (call.first_block = 0; call.first_block < blocks; call.first_block += kMostBlocks) {
-    const dim3 grid(static_cast<unsigned>(min_of(kMostBlocks, blocks - call.first_block)), columns);
-    kernel<<<grid, threads, shared_bytes, stream>>>(call);
-    const cudaError_t error = cudaGetLastError();
+    const int64_t now = min_of(kMostBlocks, blocks - call.first_block);
+    const cudaError_t error = start(kernel, now, columns, threads, shared_bytes, stream, call);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -1,4 +1,4 @@
-#include "fused_forward_plain.cuh"
+#include "fused_forward_tensor_cores.cuh"
 
 namespace mha::cuda {
 template cudaError_t forward_plain<bfloat16>(const ForwardCall<float>&, int64_t, cudaStream_t);

@@ -1,10 +1,5 @@
 #include "fused_forward_tensor_cores.cuh"
 
 namespace mha::cuda {
-
-template <>
-cudaError_t forward_weights<bfloat16>(const ForwardCall<float>& call, int64_t size, cudaStream_t stream) {
-  return launch_head<bfloat16, 1, Way::weights>(call, size, stream);
+template cudaError_t forward_weights<bfloat16>(const ForwardCall<float>&, int64_t, cudaStream_t);
 }
-
-}  // namespace mha::cuda
