@@ -38,11 +38,10 @@ struct GeneralForward {
   const FusedForward& p;
   const Placement<T>& place;
   const BatchVisibility& visibility;
-  const int64_t first_query, first_column;
+  const int64_t first_column;
   const HeadDropout& dropout;
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
-  Acc *factors, *weights;  // shared
-  KeyRange range[kPerThread];
+  Acc *factors, *weights;                                                      // shared
   Acc output[kPerThread][kOutputs], row_max[kPerThread], row_sum[kPerThread];  // row_sum: of the lane's keys
 
   __device__ __forceinline__ GeneralForward(const ForwardCall<Acc>& c, const Placement<T>& placement, int64_t column,
@@ -51,7 +50,6 @@ struct GeneralForward {
         p(c.p),
         place(placement),
         visibility(placement.visibility),
-        first_query(placement.first_query),
         first_column(column),
         dropout(placement.dropout),
         factors(shared),
@@ -60,7 +58,6 @@ struct GeneralForward {
     const bool there = sink != Logits<Acc>::kMinusInfinity;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      range[i] = query(i) < p.queries ? visible_keys(visibility, query(i)) : KeyRange{0, 0};
       row_max[i] = there ? sink : Logits<Acc>::kNothingYet;
       row_sum[i] = there && tx == 0 ? 1 : 0;
 #pragma unroll
@@ -68,7 +65,7 @@ struct GeneralForward {
     }
   }
 
-  __device__ __forceinline__ int64_t query(int i) const { return first_query + ty + kSide * i; }
+  __device__ __forceinline__ int64_t query(int i) const { return place.first_query + ty + kSide * i; }
   __device__ __forceinline__ int64_t key(int64_t first_key, int j) const { return first_key + tx + kSide * j; }
   __device__ __forceinline__ bool scaled() const { return call.logits.scaled; }
 
@@ -76,15 +73,17 @@ struct GeneralForward {
   __device__ __forceinline__ uint32_t seen_keys(int64_t first_key) const {
     uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < kPerThread; ++i)
+    for (int i = 0; i < kPerThread; ++i) {
+      const KeyRange range = query(i) < p.queries ? visible_keys(visibility, query(i)) : KeyRange{0, 0};
 #pragma unroll
       for (int j = 0; j < kPerColumn; ++j) {
         const int64_t k = key(first_key, j);
-        bool seen = range[i].begin <= k && k < range[i].end;
+        bool seen = range.begin <= k && k < range.end;
         if (seen && visibility.mask)
           seen = visibility.mask[query(i) * visibility.mask_row_stride + k * visibility.mask_col_stride] != 0;
         bits |= static_cast<uint32_t>(seen) << (i * kPerColumn + j);
       }
+    }
     return bits;
   }
 
@@ -109,8 +108,10 @@ struct GeneralForward {
   static __device__ __forceinline__ Vector vector_at(const Acc* p) { return *reinterpret_cast<const Vector*>(p); }
 
   // S = Q K^T
-  __device__ __forceinline__ void score(Scores& s, const T* queries, const T* keys, int64_t first_key) {
+  __device__ __forceinline__ void score(Scores& s, int64_t first_key) {
     constexpr int kPitch = Shape::kFactorPitch;
+    const T* const queries = place.input(Placement<T>::kQuery) + place.first_query * p.query.row_stride;
+    const T* const keys = place.input(Placement<T>::kKey) + first_key * p.key.row_stride;
     Acc* const key_rows = factors + Shape::kRows * kPitch;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i)
@@ -119,9 +120,9 @@ struct GeneralForward {
     for (int64_t d = 0; d < p.head_dim; d += Shape::kDepth) {
       __syncthreads();
       read<Shape::kRows, Shape::kDepth, kPitch>(factors, queries + d * p.query.col_stride, p.query.row_stride,
-                                                p.query.col_stride, p.queries - first_query, p.head_dim - d);
-      read<kKeys, Shape::kDepth, kPitch>(key_rows, keys + first_key * p.key.row_stride + d * p.key.col_stride,
-                                         p.key.row_stride, p.key.col_stride, p.keys - first_key, p.head_dim - d);
+                                                p.query.col_stride, p.queries - place.first_query, p.head_dim - d);
+      read<kKeys, Shape::kDepth, kPitch>(key_rows, keys + d * p.key.col_stride, p.key.row_stride, p.key.col_stride,
+                                         p.keys - first_key, p.head_dim - d);
       __syncthreads();
 #pragma unroll 4
       for (int depth = 0; depth < Shape::kDepth; depth += kVector) {
@@ -231,7 +232,8 @@ struct GeneralForward {
   }
 
   // O += P V. A weight of 0 contributes nothing, whatever the value; it is looked at only where a value is not finite.
-  __device__ __forceinline__ void add_values(const Scores& s, const T* values, int64_t first_key) {
+  __device__ __forceinline__ void add_values(const Scores& s, int64_t first_key) {
+    const T* const values = place.input(Placement<T>::kValue) + first_column * p.value.col_stride;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i)
@@ -272,21 +274,18 @@ struct GeneralForward {
 
   // One pass over tiles of keys: the online softmax, or, once the sums are known, the weights.
   __device__ __forceinline__ void pass(const KeyTiles& tiles, bool all, bool with_values, bool normalised) {
-    const T* const queries = place.input(Placement<T>::kQuery) + first_query * p.query.row_stride;
-    const T* const keys = place.input(Placement<T>::kKey);
-    const T* const values = place.input(Placement<T>::kValue) + first_column * p.value.col_stride;
     for (uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
       const int64_t first_key = int64_t{tile} * kKeys;
       const uint32_t seen = seen_keys(first_key);
       if (!all && visibility.mask && !__syncthreads_or(seen != 0)) continue;
       Scores s;
-      score(s, queries, keys, first_key);
+      score(s, first_key);
       to_logits(s, first_key, seen);
       if (normalised) normalise(s);
       else softmax(s, with_values);
       if (dropout.active() && with_values) drop(s, first_key);
       if (normalised && first_column == 0) write_weights(s, first_key);
-      if (with_values) add_values(s, values, first_key);
+      if (with_values) add_values(s, first_key);
     }
     if (!normalised) add_up_sums();
   }
