@@ -216,8 +216,7 @@ void delta_row(const FusedBackward& p, int64_t entry, int64_t i) {
   row.compute(i);
   const double d = delta<T>(p, row, i);
   Out<Acc>(p.batch, entry, p.delta).set(i, 0, d);
-  if (Out<Acc> out{p.batch, entry, p.grad_sink_rows})
-    out.set(i, 0, row.sink_weight == 0 ? 0 : -row.sink_weight * d);
+  if (Out<Acc> out{p.batch, entry, p.grad_sink_rows}) out.set(i, 0, row.sink_weight == 0 ? 0 : -row.sink_weight * d);
 }
 
 // The bias's gradient, dx summed over every dimension in which grad_bias has stride 0. `elements`: of grad_bias from

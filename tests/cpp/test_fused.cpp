@@ -1,5 +1,7 @@
 // Fused attention, forward and backward, through the kernel tables: every level of this machine, every element type,
 // random sizes, strides, grouped heads and all options at random, against the plain loops of naive_attention.h.
+#include <cstring>
+
 #include "../../csrc/core/backward_plan.h"
 #include "../../csrc/core/fused_plan.h"
 #include "hidden.h"
@@ -343,8 +345,7 @@ struct BackwardResults {
       const RowBounds<T> bounds(row, i);
       double delta_size = 0;  // the sum of magnitudes in delta
       for (int64_t d = 0; d < p.value_dim; ++d) delta_size += std::fabs(output.at(i, d) * grad_output.at(i, d));
-      for (int64_t j = 0; weights && j < p.keys; ++j)
-        delta_size += std::fabs(weights.at(i, j) * grad_weights.at(i, j));
+      for (int64_t j = 0; weights && j < p.keys; ++j) delta_size += std::fabs(weights.at(i, j) * grad_weights.at(i, j));
       for (int64_t j = 0; !weights_kept && j < p.keys; ++j) {
         const double w = row.weight[j] * row.kept[j];
         if (w != 0) delta_size += w * std::fabs(grad_weights.at(i, j));
@@ -403,8 +404,10 @@ void test_backward(Random& random, const cpu::KernelTable& table) {
   results.check(c.about);
 }
 
+// Returns whether the type was wanted.
 template <class T>
-void test_type(int rounds) {
+bool test_type(int rounds, const char* only) {
+  if (only && std::strcmp(only, test::name_of(kDType<T>)) != 0) return false;
   test::on_each_level(kDType<T>, [&](const cpu::KernelTable& table) {
     Random random;
     for (int i = 0; i < rounds; ++i) {
@@ -413,15 +416,17 @@ void test_type(int rounds) {
       test_backward<T>(random, table);
     }
   });
+  return true;
 }
 
 }  // namespace
 
+// test_fused [ROUNDS [DTYPE]]: f64, f32, bf16 or f16; all without.
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
-  test_type<double>(rounds);
-  test_type<float>(rounds);
-  test_type<bfloat16>(rounds);
-  test_type<float16>(rounds);
+  const char* only = argc > 2 ? argv[2] : nullptr;
+  int tested = test_type<double>(rounds, only) + test_type<float>(rounds, only);
+  tested += test_type<bfloat16>(rounds, only) + test_type<float16>(rounds, only);
+  CHECK(tested > 0, "there is no type %s", only);
   return test::summary("fused");
 }
