@@ -94,7 +94,7 @@ def swap_attention(model: nn.Module) -> SwapReport:
 
 
 def _is_of_timm(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("timm.")
+    return any(kind.__module__.startswith("timm.") for kind in type(module).__mro__)
 
 
 def _is_attention_of_timm(module: nn.Module) -> bool:

@@ -239,5 +239,7 @@ def test_what_is_left_and_why():
         "  talking: it is a timm.models.cait.TalkingHeadAttn, for which mha_ext has no replacement",
         "  complex: qkv.weight is torch.complex64, for which there are no kernels",
     ]
+    for alone in ("vit", "own"):  # nothing else of timm beside them
+        assert str(mha_ext.swap_attention(model[alone])).startswith("0 of 1 attention modules swapped")
     with pytest.raises(ValueError, match=r"model must hold modules of timm that .* swapped, got none"):
         attention_weights(torch.nn.Linear(2, 2)).__enter__()
