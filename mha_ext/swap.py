@@ -1,7 +1,8 @@
-"""``swap_attention``: this package's attention in a model that was written for torch's."""
+"""``swap_attention``: this package's attention in a model that was written for torch's or timm's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import nn
@@ -21,7 +22,7 @@ class SwapReport(NamedTuple):
           1: it is mha_ext's already
     """
 
-    swapped: tuple[str, ...]  #: modules that are now :class:`mha_ext.nn.MultiheadAttention`
+    swapped: tuple[str, ...]  #: modules that are now this package's
     left: dict[str, str]  #: attention modules that are not, and why
 
     def __str__(self) -> str:
@@ -30,21 +31,32 @@ class SwapReport(NamedTuple):
         return "\n".join(lines + [f"  {name or 'the model'}: {reason}" for name, reason in self.left.items()])
 
 
+class _Replacement(NamedTuple):
+    by: type[nn.Module]
+    attribute: str  # must be `value` in a module that becomes one
+    value: bool
+
+
 def swap_attention(model: nn.Module) -> SwapReport:
-    """Make every ``torch.nn.MultiheadAttention`` of a model a :class:`mha_ext.nn.MultiheadAttention`, in place.
+    """Make the attention modules of a model this package's, in place: torch's and those of the library ``timm``.
+
+    Every ``torch.nn.MultiheadAttention`` becomes a :class:`mha_ext.nn.MultiheadAttention`, and the modules of timm that
+    call ``scaled_dot_product_attention`` become the classes of :mod:`mha_ext.integrations.timm`.
 
     The modules stay the objects they are, with their parameters, hooks and training mode: only what computes them
     changes, so optimisers, ``state_dict`` and references from elsewhere stay valid.
 
     Args:
-        model: any module, also a ``torch.nn.MultiheadAttention`` itself.
+        model: any module, also an attention module itself.
 
     Returns:
         The names of the modules that were swapped, and of attention modules that were left, with the reason: subclasses
-        of torch's module (their own behaviour would be lost), parameters of a dtype or on a device without kernels.
+        of those that are swapped (their own behaviour would be lost), other attention of timm, parameters of a dtype or
+        on a device without kernels.
 
     Raises:
         TypeError: ``model`` is not a module.
+        ImportError: a model of timm, in a version without the modules that are swapped.
 
     Example:
         >>> import torch, mha_ext
@@ -59,30 +71,63 @@ def swap_attention(model: nn.Module) -> SwapReport:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    # See MultiheadAttention._reset_parameters for the attribute.
+    known: dict[type[nn.Module], _Replacement] = {
+        nn.MultiheadAttention: _Replacement(MultiheadAttention, "_qkv_same_embed_dim", False)
+    }
+    if any(_is_of_timm(module) for module in model.modules()):
+        known |= _timm_replacements()
     swapped: list[str] = []
     left: dict[str, str] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, nn.MultiheadAttention):
+        if not (isinstance(module, tuple(known)) or _is_attention_of_timm(module)):
             continue
-        reason = _why_not(module)
+        reason = _why_not(module, known)
         if reason is None:
-            module.__class__ = MultiheadAttention
-            module._qkv_same_embed_dim = False  # see MultiheadAttention._reset_parameters
+            replacement = known[type(module)]
+            module.__class__ = replacement.by
+            setattr(module, replacement.attribute, replacement.value)
             swapped.append(name)
         else:
             left[name] = reason
     return SwapReport(tuple(swapped), left)
 
 
-def _why_not(module: nn.MultiheadAttention) -> str | None:
-    if isinstance(module, MultiheadAttention):
+def _is_of_timm(module: nn.Module) -> bool:
+    return any(kind.__module__.startswith("timm.") for kind in type(module).__mro__)
+
+
+def _is_attention_of_timm(module: nn.Module) -> bool:
+    """By the flag of modules that can call torch's fused attention, and by the names of those that never do."""
+    named_so = type(module).__name__.endswith(("Attention", "Attn"))
+    return _is_of_timm(module) and (named_so or hasattr(module, "fused_attn"))
+
+
+def _timm_replacements() -> dict[type[nn.Module], _Replacement]:
+    """Imported for a model of timm only: the library need not be installed."""
+    from .integrations.timm import REPLACEMENTS
+
+    return {theirs: _Replacement(ours, "fused_attn", True) for theirs, ours in REPLACEMENTS.items()}
+
+
+def _why_not(module: nn.Module, known: Mapping[type[nn.Module], _Replacement]) -> str | None:
+    if isinstance(module, tuple(replacement.by for replacement in known.values())):
         return "it is mha_ext's already"
-    if type(module) is not nn.MultiheadAttention:
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        return f"it is a {kind}, a subclass of torch.nn.MultiheadAttention whose own behaviour would be lost"
+    if type(module) not in known:
+        kind = _qualified(type(module))
+        base = next((_qualified(theirs) for theirs in known if isinstance(module, theirs)), None)
+        if base is not None:
+            return f"it is a {kind}, a subclass of {base} whose own behaviour would be lost"
+        return f"it is a {kind}, for which mha_ext has no replacement"
     for name, parameter in module.named_parameters():
         if parameter.dtype not in ops.FLOAT_DTYPES:
             return f"{name} is {parameter.dtype}, for which there are no kernels"
         if parameter.device.type not in ops.DEVICES:
             return f"{name} is on {parameter.device}, but there are kernels for {ops.KERNELS}"
     return None
+
+
+def _qualified(kind: type[nn.Module]) -> str:
+    if kind is nn.MultiheadAttention:
+        return "torch.nn.MultiheadAttention"
+    return f"{kind.__module__}.{kind.__qualname__}"
