@@ -61,7 +61,7 @@ def losses(model, batches, call=None, rate=0.05):
     optimiser = torch.optim.SGD(model.parameters(), lr=rate)
     seen = []
     for tokens, lengths in batches:
-        loss = (call or model)(tokens, lengths)
+        loss = (model if call is None else call)(tokens, lengths)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
