@@ -305,6 +305,15 @@ def test_refusals_name_the_feature(options, shape, text):
         raise cause(caught.value)
 
 
+def test_the_steps_are_not_translated():
+    class Steps(nn.Module):
+        def forward(self, scores):
+            return mha_ext.masked_softmax(scores, is_causal=True)
+
+    with pytest.raises(torch.onnx.OnnxExporterError, match=r"mha_ext\.masked_softmax"):
+        exported(Steps().eval(), (torch.randn(1, 2, 5, 5),))
+
+
 def test_a_module_in_training_is_refused():
     query = torch.randn(2, 5, 16)
     with pytest.warns(UserWarning, match="training mode"), pytest.raises(torch.onnx.OnnxExporterError) as caught:
