@@ -107,6 +107,7 @@ CASES = [
     Case(heads=4, kv_heads=1, lq=1, key_lengths=True),
     *(Case(scale=scale, bias="full") for scale in (0.25, 0.0, -0.5)),
     Case(sinks=True),
+    Case(sinks=True, window=(2, 0)),
     Case(sinks=True, mask="full", key_lengths=True, softcap=2.0),
     Case(sinks=True, bias="per_key", lq=7, is_causal=True, heads=4, kv_heads=2),
     Case(batch=(), heads=None),
@@ -247,7 +248,9 @@ class Decode(nn.Module):
         output, weights = mha_ext.attention(
             query, key, key, is_causal=True, causal_offset="lower_right", key_lengths=lengths, window=(4, None)
         )
-        plain, _ = mha_ext.attention(query, key, key, is_causal=True, causal_offset="lower_right")
+        plain, _ = mha_ext.attention(
+            query, key, key, is_causal=True, causal_offset="lower_right", sinks=query[0, :, 0, 0]
+        )
         return output, weights, plain, weights.shape[-1] * weights.flatten(2).sum(-1)
 
 

@@ -193,7 +193,7 @@ def _with_key_of_zeros(x: Value) -> Value:
 
 def _with_sinks(attn_mask: Value | None, is_bool: bool, sinks: Value, keys: Value) -> Value:
     """The mask as a bias with one more column, for a key that every query sees: its score is 0, its bias the sink."""
-    zero = op.CastLike(0.0, sinks)
+    zero = op.Unsqueeze(op.CastLike(0.0, sinks), [0, 1, 2, 3])  # of all dimensions: a mask may have two
     behind_keys = op.Equal(_positions(op.Add(keys, 1)), keys)
     column = op.Where(behind_keys, _per_batch(sinks), zero)
     if attn_mask is None:
