@@ -24,7 +24,16 @@ PAGES = [
 MODULES = sorted(
     m.name for m in pkgutil.walk_packages(mha_ext.__path__, "mha_ext.") if not m.name.rpartition(".")[2].startswith("_")
 )
+NEEDED = {"onnx": "onnxscript"}  # by an integration, where that is not the library of its name
 PUBLIC = [name for name in mha_ext.__all__ if name != "reference"]
+
+
+def skip_without(name, text):
+    """Skip the test where the module ``name`` is, or is an integration with, a library that is not installed."""
+    library = name.partition(".")[0]
+    if name.startswith("mha_ext.integrations."):
+        library = NEEDED.get(name.rpartition(".")[2], name.rpartition(".")[2])
+    pytest.importorskip(library, reason=f"{text} needs {library}, which is not installed")
 
 
 def blocks(page):
@@ -39,6 +48,9 @@ def blocks(page):
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page, tmp_path, monkeypatch):
     """The blocks of one page run in order in one namespace, as a reader would type them."""
+    for _, code in blocks(page):
+        for name in re.findall(r"^(?:import|from) ([\w.]+)", code, re.M):
+            skip_without(name, f"the code of {page.name}")
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("page")  # a real module: torch.compile looks names up there
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -60,9 +72,7 @@ def test_readme_shows_something():
 @pytest.mark.parametrize("name", ["mha_ext", *MODULES])
 def test_doctests(name):
     torch.manual_seed(0)
-    if name.startswith("mha_ext.integrations."):
-        library = name.rpartition(".")[2]
-        pytest.importorskip(library, reason=f"the examples of {name} need {library}, which is not installed")
+    skip_without(name, f"the example of {name}")
     outcome = doctest.testmod(importlib.import_module(name), verbose=False)
     assert outcome.failed == 0
 
