@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import mha_ext
 from mha_ext.bench.cases import OURS, PLAIN, SDPA, Work
 from mha_ext.bench.machine import Peaks
 from mha_ext.bench.records import Result, Row, Run
@@ -29,7 +30,7 @@ TINY_FORWARD = task.Task(task.FORWARD, task.QUICK, torch.float32)
 
 @pytest.fixture(autouse=True)
 def _threads_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """--threads holds for the process, which the tests share. The machine's peaks take seconds, and do not matter here."""
+    """--threads holds for the process, which the tests share. Measuring peaks takes seconds for nothing."""
     monkeypatch.setattr(Peaks, "measure", lambda peaks, work, dtype: None)
     before = torch.get_num_threads()
     yield
@@ -73,6 +74,7 @@ def test_the_program_measures_what_torch_has(tmp_path: Path, capsys: pytest.Capt
         assert timed["layer", dtype] == {OURS, "nn.MHA"}
     assert timed["forward", "f16"] == {OURS, SDPA, PLAIN}
     assert run.machine["libraries"][SDPA] == torch.__version__
+    assert run.machine["libraries"][OURS] == mha_ext.__version__
     assert chart.read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
     assert "train-causal  2,2,24,16" in text

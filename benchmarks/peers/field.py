@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import mha_ext
+from mha_ext.bench.cases import OURS
+
 from . import peer_flex, peer_jax, peer_onnxruntime, peer_openvino, peer_torch, peer_transformers
 from .peer import Peer, Unavailable
 
@@ -19,7 +22,7 @@ def versions(peers: Sequence[Peer]) -> tuple[dict[str, str], dict[str, str]]:
     missing: dict[str, str] = {}
     for peer in peers:
         try:
-            found[peer.library] = peer.version
+            found[peer.library] = mha_ext.__version__ if peer.library == OURS else peer.version
         except Unavailable as reason:
             missing[peer.library] = str(reason)
     return found, missing

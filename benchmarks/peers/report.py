@@ -59,7 +59,7 @@ def library_table(run: Run) -> Table:
     """What was there, and what was not and why."""
     table = new_table("", "library", "version")
     for name, version in run.machine["libraries"].items():
-        table.add_row(name, run.machine["mha_ext"] if name == OURS else version)
+        table.add_row(name, version)
     for name, reason in run.machine["missing"].items():
         table.add_row(name, Text(reason, style="yellow"))
     return table
