@@ -180,12 +180,12 @@ def test_work_counts_only_keys_that_are_no_padding() -> None:
 def test_sizes_that_are_none_are_refused(sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         program.main(["--shapes", sizes])
-    assert f"expected B,H,L,D or B,H,Lq,Lk,D, got {sizes!r}" in capsys.readouterr().err
+    assert f"expected B,H,L,D, got {sizes!r}" in capsys.readouterr().err
 
 
 def test_given_sizes_hold_for_every_kind() -> None:
-    sizes = [program._problem("2,3,5,16"), program._problem("2,3,1,7,16")]
+    sizes = [program._problem("2,3,5,16"), program._problem("2,3,7,16")]
     todo = list(task.tasks([task.FORWARD, task.DECODE], [torch.float32], sizes))
     assert [(one.kind, str(one.problem)) for one in todo] == [
-        (kind, shape) for kind in ("forward", "decode") for shape in ("2,3,5,16", "2,3,1,7,16")
-    ]
+        ("forward", "2,3,5,16"), ("forward", "2,3,7,16"), ("decode", "2,3,1,5,16"), ("decode", "2,3,1,7,16"),
+    ]  # fmt: skip

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cases", nargs="+", choices=KINDS, default=[*KINDS], help="kinds of call (default: all)")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=[*DTYPES], help="dtypes (default: all)")
     parser.add_argument("--shapes", nargs="+", type=_problem, default=[], metavar="B,H,L,D",
-                        help="sizes for every kind, in place of its own; B,H,Lq,Lk,D for two lengths")  # fmt: skip
+                        help="sizes for every kind, in place of its own")  # fmt: skip
     parser.add_argument("--peers", nargs="+", choices=LIBRARIES, default=LIBRARIES, help="libraries (default: all)")
     parser.add_argument("--threads", type=thread_count, metavar="N", default=BENCH_THREADS, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="a small size, few samples: does it all run?")
@@ -87,10 +87,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _problem(text: str) -> Problem:
     sizes = [int(size) if size.isdecimal() else 0 for size in text.split(",")]
-    if len(sizes) not in (4, 5) or not all(sizes):
-        raise argparse.ArgumentTypeError(f"expected B,H,L,D or B,H,Lq,Lk,D, got {text!r}")
-    batch, heads, *lengths, head_dim = sizes
-    return Problem(batch, heads, lengths[0], lengths[-1], head_dim)
+    if len(sizes) != 4 or not all(sizes):
+        raise argparse.ArgumentTypeError(f"expected B,H,L,D, got {text!r}")
+    batch, heads, length, head_dim = sizes
+    return Problem(batch, heads, length, length, head_dim)
 
 
 def _in_prepared_process() -> None:

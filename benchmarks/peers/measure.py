@@ -19,7 +19,7 @@ __all__ = ["Refusal", "measure"]
 
 SUITE = "peers"
 # The pause is longer than the pools of torch and OpenVINO spin for work after a call.
-FULL = Budget(samples=9, seconds=3.0, sample_seconds=10e-3, pause=0.03)
+FULL = Budget(samples=9, seconds=1.5, sample_seconds=10e-3, pause=0.03)
 
 
 @dataclass(frozen=True)

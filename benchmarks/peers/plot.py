@@ -29,7 +29,8 @@ def plot_peers(run: Run, path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.lines import Line2D
 
-    libraries = [name for name in run.machine["libraries"] if name != OURS]
+    libraries = [name for name in run.machine["libraries"] if any(_ratios(result, [name]) for result in run.results)]
+    libraries = [name for name in libraries if name != OURS]
     marks = {name: (MARKS[i % len(MARKS)], f"C{i % 10}") for i, name in enumerate(libraries)}
     drawn = [result for result in run.results if _ratios(result, libraries)]
     if not drawn:
