@@ -169,6 +169,13 @@ def test_the_fastest_way_of_a_library_counts() -> None:
     assert fastest.contestant == "JAX: fast"
 
 
+def test_a_case_in_which_all_are_wrong_is_shown() -> None:
+    run = Run({"libraries": {OURS: "0", "JAX": "1"}}, False)
+    run.results.append(Result("peers", "forward", "1,1,8,8", "f32", Work(flops=1), [row(OURS, None), row("JAX", None)]))
+    columns = report.result_table(run, "f32").columns
+    assert [str(cell) for column in columns for cell in column.cells] == ["forward", "1,1,8,8", "wrong", "wrong", ""]
+
+
 def test_work_counts_only_keys_that_are_no_padding() -> None:
     padded, full = (task.Task(kind, task.QUICK, torch.float32) for kind in (task.PADDED, task.FORWARD))
     assert padded.keep is not None

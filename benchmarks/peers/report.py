@@ -35,13 +35,13 @@ def result_table(run: Run, dtype: str) -> Table:
     heads = [name.replace(" ", "\n") for name in libraries]
     table = new_table(dtype, "case", "shape", numbers=(OURS, *heads, "spread"))
     for result in (result for result in run.results if result.dtype == dtype):
-        ours = fastest(result, OURS)
+        ours, timings = fastest(result, OURS), [row.timing for row in result.rows if row.timing]
         table.add_row(
             Text(result.name, style="bold"),
             result.shape,
             format_seconds(ours.timing.median) if ours and ours.timing else Text("wrong", style="bold red"),
             *(_ratio(result, library) for library in libraries),
-            format_spread([row.timing for row in result.rows if row.timing]),
+            format_spread(timings) if timings else "",
         )
     return table
 
