@@ -24,7 +24,7 @@ from .bench.run import Progress, run_cases, run_suites
 from .bench.suites import SUITES
 from .demo import demo
 
-__all__ = ["main"]
+__all__ = ["BENCH_THREADS", "WIDTH_IN_FILES", "check_outputs", "main", "progress_bar", "thread_count"]
 
 EPILOG = "MHA_EXT_ISA=generic|avx2|avx512|... in the environment selects the instruction-set level."
 WIDTH_IN_FILES = 120  # columns, where output goes to no terminal: the tables of bench need that many
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("demo", help="the course's example: step by step, checked, and timed (seconds)")
     command.set_defaults(command=_demo)
-    command.add_argument("--threads", type=_count, metavar="N", help="threads (default: torch's own number)")
+    command.add_argument("--threads", type=thread_count, metavar="N", help="threads (default: torch's own number)")
 
     command = commands.add_parser("info", help="versions, shared objects, instruction-set levels")
     command.set_defaults(command=_info)
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--list", action="store_true", help="only list the suites")
     command.add_argument(
-        "--threads", type=_count, metavar="N", default=BENCH_THREADS, help="threads (default: %(default)s)"
+        "--threads", type=thread_count, metavar="N", default=BENCH_THREADS, help="threads (default: %(default)s)"
     )
     command.add_argument("--quick", action="store_true", help="small sizes, few samples: to see that all works")
     command.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions and all figures")
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
+def thread_count(text: str) -> int:
     count = int(text) if text.isdecimal() else 0
     if not 1 <= count <= 4096:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to 4096, got {text!r}")
@@ -93,7 +93,7 @@ def _count(text: str) -> int:
 
 def _demo(options: argparse.Namespace, console: Console, parser: argparse.ArgumentParser) -> int:
     def run(cases: Sequence[tuple[str, Case]]) -> Run:
-        with _progress_bar(len(cases), console) as progress:
+        with progress_bar(len(cases), console) as progress:
             return run_cases(cases, quick=True, progress=progress)
 
     return 0 if demo(console, run) else 1
@@ -125,10 +125,10 @@ def _bench(options: argparse.Namespace, console: Console, parser: argparse.Argum
     if options.list:
         console.print(suite_list(options.quick))
         return 0
-    _check_outputs(options, parser)  # before minutes are spent
+    check_outputs(options, parser)
 
     suites = tuple(SUITES) if options.suite == "all" else (options.suite,)
-    with _progress_bar(sum(len(SUITES[name].cases(options.quick)) for name in suites), console) as progress:
+    with progress_bar(sum(len(SUITES[name].cases(options.quick)) for name in suites), console) as progress:
         run = run_suites(suites, options.quick, progress)
     if options.json:
         run.save(options.json)
@@ -146,7 +146,8 @@ def _bench(options: argparse.Namespace, console: Console, parser: argparse.Argum
     return 1 if wrong else 0
 
 
-def _check_outputs(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def check_outputs(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse files of --json and --plot that could not be written, before minutes are spent."""
     for name, path in (("--json", options.json), ("--plot", options.plot)):
         if path and not path.absolute().parent.is_dir():
             parser.error(f"{name}: there is no directory {path.absolute().parent}")
@@ -157,7 +158,7 @@ def _check_outputs(options: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 @contextmanager
-def _progress_bar(total: int, console: Console) -> Iterator[Progress]:
+def progress_bar(total: int, console: Console) -> Iterator[Progress]:
     columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
     with bars.Progress(*columns, bars.TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("", total=total)

@@ -199,6 +199,20 @@ def test_the_clock_ends_a_long_case_but_never_before_the_least_samples() -> None
     assert time_interleaved({"a": lambda: None}, budget)["a"].samples == 3
 
 
+@pytest.mark.parametrize(("sample_seconds", "calls"), [(0.0, 1), (3.0, 4)])
+def test_with_a_pause_short_calls_run_untimed_before_each_sample(monkeypatch, sample_seconds, calls) -> None:
+    """A clock that only calls move, by a second each: what runs in a sample, and what happens before it."""
+    events: list[str] = []
+    monkeypatch.setattr("time.perf_counter", lambda: float(events.count("call")))
+    monkeypatch.setattr("time.sleep", lambda seconds: events.append("pause"))
+    budget = Budget(samples=3, seconds=1e9, sample_seconds=sample_seconds, pause=0.03)
+    timing = time_interleaved({"a": lambda: events.append("call")}, budget)["a"]
+    assert timing.median == 1.0  # a call takes a second, and only calls are counted
+    first = events.index("pause")
+    untimed = calls if calls > 1 else 0
+    assert events[first:] == (["pause"] + ["call"] * (untimed + calls)) * 3
+
+
 def test_median_and_spread() -> None:
     assert summary([3.0, 1.0, 100.0, 2.0, 4.0]) == Timing(3.0, 1.0, (4.0 - 2.0) / 3.0, 5)
 

@@ -17,7 +17,7 @@ from .records import Result, Run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_speedups"]
+__all__ = ["plot_speedups", "power_of_2_ticks"]
 
 COLOURS = {"f32": "#1f6f8b", "bf16": "#e07a2f", "f16": "#6a994e", "f64": "#8d5a97"}
 BAR, GAP, HEAD = 1.0, 0.9, 4.0  # heights: of a bar, below each group of bars, of a suite's title
@@ -115,7 +115,7 @@ def _draw(axis: Axes, panel: Panel, limits: tuple[float, float]) -> None:
     axis.set_yticks([])
     axis.set_title(f"{panel.suite}, against {panel.baseline}", loc="left", fontsize=10, fontweight="bold")
     axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.xaxis.set_major_locator(FixedLocator(_ticks(*limits)))
+    axis.xaxis.set_major_locator(FixedLocator(power_of_2_ticks(*limits)))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     axis.tick_params(labelsize=8)
@@ -123,10 +123,10 @@ def _draw(axis: Axes, panel: Panel, limits: tuple[float, float]) -> None:
     axis.set_axisbelow(True)
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def power_of_2_ticks(low: float, high: float) -> list[float]:
     """Powers of 2 that lie within, or every other one, ... so that their labels have room; 1 is always there.
 
-    >>> _ticks(0.7, 5)
+    >>> power_of_2_ticks(0.7, 5)
     [1.0, 2.0, 4.0]
     """
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))

@@ -19,7 +19,10 @@ __all__ = [
     "comparison_table",
     "describe_run",
     "format_bytes",
+    "format_ratio",
     "format_seconds",
+    "format_spread",
+    "new_table",
     "result_tables",
     "suite_list",
     "wrong_results",
@@ -52,7 +55,7 @@ def format_bytes(count: int) -> str:
 
 def suite_list(quick: bool) -> Table:
     """What can be run: one line per suite."""
-    table = _table("", "suite", "cases", "what is timed")
+    table = new_table("", "suite", "cases", "what is timed")
     for name, suite in SUITES.items():
         table.add_row(name, str(len(suite.cases(quick))), suite.about)
     return table
@@ -85,7 +88,8 @@ def result_tables(run: Run) -> Iterator[Table]:
         yield (_memory_table if any(result.extra_bytes for result in results) else _time_table)(title, results)
 
 
-def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
+def new_table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
+    """A table without rows, in the style of all tables here; `numbers` are columns too."""
     table = Table(
         title=title,
         box=SIMPLE_HEAD,
@@ -113,7 +117,7 @@ def _time_table(title: str, results: Sequence[Result]) -> Table:
     """Columns in which no case has anything are left out."""
     rows = [_figures(result) for result in results]
     used = [index for index in range(len(FIGURES)) if any(row[index] for row in rows)]
-    table = _table(title, "case", "shape", "dtype", numbers=[FIGURES[index] for index in used])
+    table = new_table(title, "case", "shape", "dtype", numbers=[FIGURES[index] for index in used])
     for result, row in zip(results, rows, strict=True):
         table.add_row(Text(result.name, style="bold"), result.shape, result.dtype, *(row[index] for index in used))
     return table
@@ -129,7 +133,7 @@ def _figures(result: Result) -> list[Cell]:
     amount, unit = (work.flops, "GF/s") if work.flops else (work.bytes_read + work.bytes_written, "GB/s")
     return [
         format_seconds(ours.timing.median),
-        _spread([row.timing for row in result.rows if row.timing]),
+        format_spread([row.timing for row in result.rows if row.timing]),
         f"{amount / ours.timing.median * 1e-9:,.1f} {unit}",
         "" if percent is None else f"{percent:.1f}",
         *ratios,
@@ -137,7 +141,7 @@ def _figures(result: Result) -> list[Cell]:
     ]
 
 
-def _spread(timings: Sequence[Timing]) -> str:
+def format_spread(timings: Sequence[Timing]) -> str:
     """The largest of the case's contestants, as a ratio is no better than the worse of its two times."""
     spread = max(timing.spread for timing in timings)
     return f"{spread:.0%}{'!' if spread > RESTLESS else ''}"
@@ -152,6 +156,11 @@ def _ratio(result: Result, baseline: str) -> Cell:
     ratio = result.speedup(baseline)
     if ratio is None:  # ours was wrong
         return ""
+    return format_ratio(ratio)
+
+
+def format_ratio(ratio: float) -> Text:
+    """A speed-up of ours, coloured by who is faster."""
     return Text(f"{ratio:.2f}x", style="green" if ratio >= 1 else "red")
 
 
@@ -163,7 +172,7 @@ def _against_itself(result: Result) -> str:
 
 
 def _memory_table(title: str, results: Sequence[Result]) -> Table:
-    table = _table(title, "case", "shape", "dtype", numbers=("mha_ext", "SDPA"))
+    table = new_table(title, "case", "shape", "dtype", numbers=("mha_ext", "SDPA"))
     for result in results:
         extra = result.extra_bytes
         cells = (format_bytes(extra[name]) if name in extra else "wrong" for name in (OURS, SDPA))
@@ -187,7 +196,7 @@ def comparison_table(first: Run, second: Run, names: tuple[str, str]) -> Table:
 
     Raises ValueError if there is no such case.
     """
-    table = _table(
+    table = new_table(
         f"A: {names[0]}   B: {names[1]}",
         "case",
         "dtype",

@@ -18,7 +18,7 @@ from .memory import extra_bytes_in_fresh_process
 from .oracle import verdicts
 from .records import Result, Row, Run
 from .suites import SUITES, listed
-from .timing import FULL, QUICK, time_interleaved
+from .timing import FULL, QUICK, Budget, time_interleaved
 
 __all__ = ["run_cases", "run_suites"]
 
@@ -39,8 +39,14 @@ def run_suites(suites: Sequence[str], quick: bool, progress: Progress) -> Run:
     return run
 
 
-def run_cases(cases: Sequence[tuple[str, Case]], quick: bool, progress: Progress = lambda text, count: None) -> Run:
-    """Run cases, each given with the name of its suite, in this process."""
+def run_cases(
+    cases: Sequence[tuple[str, Case]],
+    quick: bool,
+    progress: Progress = lambda text, count: None,
+    budget: Budget | None = None,
+) -> Run:
+    """Run cases, each given with the name of its suite, in this process; `budget` in place of the usual one."""
+    budget = budget or (QUICK if quick else FULL)
     threads = torch.get_num_threads()
     peaks = Peaks(threads)
     run = Run(describe(threads), quick)
@@ -48,7 +54,7 @@ def run_cases(cases: Sequence[tuple[str, Case]], quick: bool, progress: Progress
         progress(f"{suite}: {case.name}, {case.dtype_name}", 1)
         if not case.in_fresh_process and case.device == "cpu":
             peaks.measure(case.work, case.dtype_name)
-        run.results.append(run_case(suite, case, quick))
+        run.results.append(run_case(suite, case, quick, budget))
     run.peaks = peaks.rates
     run.results = [
         replace(result, least_seconds=least_seconds(result.work, result.dtype, peaks.rates))
@@ -59,7 +65,7 @@ def run_cases(cases: Sequence[tuple[str, Case]], quick: bool, progress: Progress
     return run
 
 
-def run_case(suite: str, case: Case, quick: bool) -> Result:
+def run_case(suite: str, case: Case, quick: bool, budget: Budget = QUICK) -> Result:
     """Judge every contestant; measure those whose results are right."""
     contest = case.prepare()
     rows = {name: Row(name, found.error, found.allowed) for name, found in verdicts(contest, case.terms).items()}
@@ -68,7 +74,7 @@ def run_case(suite: str, case: Case, quick: bool) -> Result:
         for name in right:
             rows[name] = replace(rows[name], extra_bytes=extra_bytes_in_fresh_process(suite, case, name, quick))
     else:
-        for name, timing in time_interleaved(right, QUICK if quick else FULL).items():
+        for name, timing in time_interleaved(right, budget).items():
             rows[name] = replace(rows[name], timing=timing)
     return Result(suite, case.name, case.shape, case.dtype_name, case.work, list(rows.values()))
 

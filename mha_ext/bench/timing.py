@@ -20,6 +20,7 @@ class Budget:
     seconds: float
     sample_seconds: float = 2e-3  # a shorter sample would be at the mercy of one interrupt
     least_samples: int = 3
+    pause: float = 0.0  # seconds before each sample: see `time_interleaved`
 
 
 FULL = Budget(samples=15, seconds=1.5)
@@ -49,7 +50,11 @@ def summary(seconds: Sequence[float]) -> Timing:
 
 
 def time_interleaved(contestants: Mapping[str, Callable[[], object]], budget: Budget) -> dict[str, Timing]:
-    """Time every contestant in turn: A B C A B C ... Each runs untimed first, which also sizes its samples."""
+    """Time every contestant in turn: A B C A B C ... Each runs untimed first, which also sizes its samples.
+
+    Contestants with thread pools of their own need a budget with a pause: the pool of the one before may still hold the
+    cores, spinning as it waits for work. As the pause sends their own pool to sleep, short calls run untimed first.
+    """
     calls = {name: _calls_per_sample(run, budget.sample_seconds) for name, run in contestants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     start = time.perf_counter()
@@ -57,6 +62,10 @@ def time_interleaved(contestants: Mapping[str, Callable[[], object]], budget: Bu
         if sample >= budget.least_samples and time.perf_counter() - start > budget.seconds:
             break
         for name, run in contestants.items():
+            if budget.pause:
+                time.sleep(budget.pause)
+                if calls[name] > 1:
+                    _seconds(run, calls[name])
             seconds[name].append(_seconds(run, calls[name]) / calls[name])
     return {name: summary(samples) for name, samples in seconds.items()}
 
