@@ -54,7 +54,7 @@ def second_derivative(backend):
 
 
 def test_sdpa_second_derivative_is_unfused_only():
-    with pytest.raises(RuntimeError, match="derivative for .*flash_attention_for_cpu_backward is not implemented"):
+    with pytest.raises(RuntimeError, match=r"derivative for .*flash_attention_for_cpu_backward is not implemented"):
         second_derivative(FUSED)
     assert second_derivative(MATH)[0].isfinite().all()
 
@@ -149,6 +149,30 @@ def test_multihead_attention_row_without_keys_is_nan_with_weights():
     assert grad.isfinite().all()
 
 
+def test_multihead_attention_second_derivative_with_weights_only():
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 4, 8, requires_grad=True)
+
+    def second(need_weights):
+        output, _ = layer(x, x, x, need_weights=need_weights)
+        (first,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    assert second(need_weights=True).isfinite().all()
+    with pytest.raises(RuntimeError, match=r"derivative for .*flash_attention_for_cpu_backward is not implemented"):
+        second(need_weights=False)
+
+
+def test_multihead_attention_spreads_nan_of_hidden_keys():
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(1, 4, 8)
+    keys = x.clone()
+    keys[:, 3] = torch.nan
+    padding = torch.tensor([[False, False, False, True]])
+    for need_weights in (True, False):
+        assert layer(x, keys, keys, key_padding_mask=padding, need_weights=need_weights)[0].isnan().all()
+
+
 def test_multihead_attention_is_causal_needs_a_mask():
     x = torch.randn(4, 8)
     with pytest.raises(RuntimeError, match="Need attn_mask"):
@@ -170,23 +194,39 @@ def test_flex_attention_returns_the_logarithm_of_the_sum_but_no_weights():
     assert not [name for name in AuxRequest.__annotations__ if "weight" in name or "prob" in name]
 
 
-@pytest.mark.parametrize("transform", ["jvp", "vmap"])
-def test_flex_attention_takes_no_transform(transform):
+@pytest.mark.parametrize(
+    "transformed",
+    [lambda f, x: jvp(f, (x,), (torch.ones_like(x),)), lambda f, x: vmap(f)(torch.stack([x, x]))],
+    ids=("jvp", "vmap"),
+)
+def test_flex_attention_takes_no_transform(transformed):
     query, key, value = qkv()
-
-    def call(x):
-        return flex_attention(x, key, value)
-
-    with pytest.raises(Exception, match="functorch|fake tensor"):  # from within Dynamo, of a type of its own
-        if transform == "jvp":
-            jvp(call, (query,), (torch.ones_like(query),))
-        else:
-            vmap(call)(torch.stack([query, query]))
+    with pytest.raises(Exception, match=r"functorch|fake tensor"):  # from within Dynamo, of a type of its own
+        transformed(lambda x: flex_attention(x, key, value), query)
 
 
 def test_flex_attention_row_without_keys_is_zero():
     mask = create_block_mask(lambda batch, head, i, j: i != 3, None, None, 16, 16, device="cpu")
     assert not flex_attention(*qkv(), block_mask=mask)[:, :, 3].any()
+
+
+def test_flex_attention_spreads_nan_of_hidden_values():
+    query, key, value = qkv()
+    value[..., 5, :] = torch.nan
+    mask = create_block_mask(lambda batch, head, i, j: j != 5, None, None, 16, 16, device="cpu")
+    assert flex_attention(query, key, value, block_mask=mask).isnan().all()
+
+
+def test_flex_attention_takes_another_value_size():
+    assert flex_attention(*qkv(value_dim=4)).shape == (1, 2, 16, 4)
+
+
+def test_flex_attention_takes_any_function_of_the_scores():
+    query, key, value = qkv()
+    distance = (torch.arange(16)[:, None] - torch.arange(16)).abs()
+    output = flex_attention(query, key, value, score_mod=lambda score, batch, head, i, j: score - 0.5 * (i - j).abs())
+    expected, _ = mha_ext.attention(query, key, value, bias=-0.5 * distance)
+    torch.testing.assert_close(output, expected)
 
 
 def test_flex_attention_has_no_dropout():

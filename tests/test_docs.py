@@ -1,4 +1,5 @@
-"""What the documentation shows runs: Python blocks of README.md and docs/*.md, and the docstrings' examples."""
+"""What the documentation shows runs: Python blocks of README.md and docs/, and the docstrings' examples. What it links
+to is there."""
 
 import doctest
 import importlib
@@ -19,11 +20,12 @@ PAGES = [
         ROOT / name
         for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "csrc/README.md", "csrc/cpu/README.md")
     ),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 MODULES = sorted(
     m.name for m in pkgutil.walk_packages(mha_ext.__path__, "mha_ext.") if not m.name.rpartition(".")[2].startswith("_")
 )
+LIBRARIES = {"with_timm.md": "timm", "with_transformers.md": "transformers"}  # what a page's blocks need
 PUBLIC = [name for name in mha_ext.__all__ if name != "reference"]
 
 
@@ -39,7 +41,12 @@ def blocks(page):
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page, tmp_path, monkeypatch):
     """The blocks of one page run in order in one namespace, as a reader would type them."""
+    if page.name in LIBRARIES:
+        library = LIBRARIES[page.name]
+        pytest.importorskip(library, reason=f"the blocks of {page.name} need {library}, which is not installed")
     monkeypatch.chdir(tmp_path)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)  # pages may put ours there
     module = types.ModuleType("page")  # a real module: torch.compile looks names up there
     monkeypatch.setitem(sys.modules, module.__name__, module)
     namespace = vars(module)
@@ -76,6 +83,19 @@ def test_public_names_are_documented_with_an_example(name):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r"^\[[^]]+\]: ([^#\s]+)", text, re.M):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_links_are_defined_used_and_name_tests_that_exist(page):
+    """``[name]: ../tests/test_x.py "test_y"`` says that test_y shows what the text claims."""
+    text = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(), flags=re.M | re.S)
+    definitions = dict(re.findall(r"^\[([^]]+)\]: (.+)$", text, re.M))
+    assert set(re.findall(r"\]\[([^]]+)\]", text)) == set(definitions)
+    for target, test in (re.fullmatch(r'(\S+)(?: "(\w+)")?', rest).groups() for rest in definitions.values()):
+        assert bool(test) == target.startswith("../tests/"), f"{page.name}: {target} {test}"
+        if test:
+            assert f"\ndef {test}(" in (page.parent / target).read_text(), f"{page.name}: {target} has no {test}"
