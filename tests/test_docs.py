@@ -81,6 +81,15 @@ def test_public_names_are_documented_with_an_example(name):
     assert ">>>" in text, f"{name} shows no example"
 
 
+def test_the_reference_has_every_public_name():
+    shown = {
+        name
+        for page in (ROOT / "docs/reference").glob("*.md")
+        for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)
+    }
+    assert {f"mha_ext.{name}" for name in PUBLIC if name != "nn"} - shown == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page):
     text = page.read_text()
