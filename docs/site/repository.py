@@ -10,9 +10,17 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "csrc/**/*.md", "benchmarks/*.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/**/*.md",
+    "csrc/**/*.md",
+    "benchmarks/*.md",
+    "tests/*/*.md",
+)
 AS_IT_IS = {".md", ".png", ".css"}
-LANGUAGES = {".py": "python", ".json": "json", ".sh": "bash"}  # all others are C++
+LANGUAGES = {".py": "python", ".json": "json", ".sh": "bash", **dict.fromkeys((".h", ".inl", ".cpp", ".cuh"), "cpp")}
 LINK = re.compile(r"\]\(([^)#\s]+)|^\[[^]]+\]: ([^#\s]+)", re.M)
 
 
@@ -30,10 +38,11 @@ class SourceFile(File):
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     root = Path(config.config_file_path).parent
     pages = sorted({path for pattern in PAGES for path in root.glob(pattern)})
-    linked = sorted({target for page in pages for target in _linked(page)} - set(pages))
+    linked = {target for page in pages for target in _linked(page)}
+    linked |= {member for folder in linked if folder.is_dir() for member in _members(folder)}
     theme = [file for file in files if file.src_dir != config.docs_dir]
     styles = Path(__file__).parent.glob("*.css")
-    return Files(theme + [_file(path, root, config) for path in [*pages, *linked, *styles]])
+    return Files(theme + [_file(path, root, config) for path in [*pages, *sorted(linked - set(pages)), *styles]])
 
 
 def _linked(page: Path) -> list[Path]:
@@ -41,6 +50,10 @@ def _linked(page: Path) -> list[Path]:
     targets = (first or second for first, second in LINK.findall(page.read_text()))
     paths = ((page.parent / target).resolve() for target in targets if "://" not in target)
     return [path for path in paths if path.exists()]
+
+
+def _members(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in LANGUAGES)
 
 
 def _file(path: Path, root: Path, config: MkDocsConfig) -> File:
@@ -53,5 +66,5 @@ def _file(path: Path, root: Path, config: MkDocsConfig) -> File:
 def _shown(path: Path, name: str) -> str:
     head = f"---\ntitle: {name}\nsearch: {{exclude: true}}\n---\n\n# {name}\n\n"
     if path.is_dir():
-        return head + "\n".join(f"- `{member.name}`" for member in sorted(path.iterdir()) if member.name[0] not in "._")
-    return f"{head}````{LANGUAGES.get(path.suffix, 'cpp')}\n{path.read_text()}\n````\n"
+        return head + "\n".join(f"- [{member.name}]({path.name}/{member.name})" for member in _members(path))
+    return f"{head}````{LANGUAGES.get(path.suffix, '')}\n{path.read_text()}\n````\n"
