@@ -38,9 +38,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         bias: whether the projections have biases; default True.
         add_bias_kv: append a learned key and value to those of every entry; default False.
         add_zero_attn: append a key and a value of zeros; default False.
-        kdim, vdim: width of keys and of values; default ``embed_dim``.
+        kdim: width of keys; default ``embed_dim``.
+        vdim: width of values; default ``embed_dim``.
         batch_first: inputs and output are ``(B, L, width)`` instead of ``(L, B, width)``; default False.
-        device, dtype: of the parameters; default torch's.
+        device: of the parameters; default torch's.
+        dtype: of the parameters; default torch's.
 
     Raises:
         TypeError: ``embed_dim`` or ``num_heads`` is not an int, ``dropout`` not a number.

@@ -1,4 +1,5 @@
-"""What the documentation shows runs: Python blocks of README.md and docs/*.md, and the docstrings' examples."""
+"""What the documentation shows runs: Python blocks of README.md and docs/, and the docstrings' examples. What it links
+to is there."""
 
 import doctest
 import importlib
@@ -19,7 +20,7 @@ PAGES = [
         ROOT / name
         for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "csrc/README.md", "csrc/cpu/README.md")
     ),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 MODULES = sorted(
     m.name for m in pkgutil.walk_packages(mha_ext.__path__, "mha_ext.") if not m.name.rpartition(".")[2].startswith("_")
@@ -52,6 +53,8 @@ def test_page(page, tmp_path, monkeypatch):
         for name in re.findall(r"^(?:import|from) ([\w.]+)", code, re.M):
             skip_without(name, f"the code of {page.name}")
     monkeypatch.chdir(tmp_path)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)  # pages may put ours there
     module = types.ModuleType("page")  # a real module: torch.compile looks names up there
     monkeypatch.setitem(sys.modules, module.__name__, module)
     namespace = vars(module)
@@ -84,8 +87,30 @@ def test_public_names_are_documented_with_an_example(name):
     assert ">>>" in text, f"{name} shows no example"
 
 
+def test_the_reference_has_every_public_name():
+    shown = {
+        name
+        for page in (ROOT / "docs/reference").glob("*.md")
+        for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)
+    }
+    assert {f"mha_ext.{name}" for name in PUBLIC if name != "nn"} - shown == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r"^\[[^]]+\]: ([^#\s]+)", text, re.M):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_links_are_defined_used_and_name_tests_that_exist(page):
+    """``[name]: ../tests/test_x.py "test_y"`` says that test_y shows what the text claims."""
+    text = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(), flags=re.M | re.S)
+    definitions = dict(re.findall(r"^\[([^]]+)\]: (.+)$", text, re.M))
+    assert set(re.findall(r"\]\[([^]]+)\]", text)) == set(definitions)
+    for target, test in (re.fullmatch(r'(\S+)(?: "(\w+)")?', rest).groups() for rest in definitions.values()):
+        assert bool(test) == target.startswith("../tests/"), f"{page.name}: {target} {test}"
+        if test:
+            assert f"\ndef {test}(" in (page.parent / target).read_text(), f"{page.name}: {target} has no {test}"

@@ -164,3 +164,11 @@ def test_errors_of_the_call(change, error, match):
     given["value"] = torch.zeros(BATCH, LK, WIDTH)
     with pytest.raises(error, match=match):
         layer(**{**given, **change})
+
+
+def test_out_proj_is_called():
+    """Its hooks act; torch's module reads its weight and calls nothing."""
+    x = torch.randn(LQ, BATCH, WIDTH)
+    for module, called in ((Ours(WIDTH, HEADS), True), (Theirs(WIDTH, HEADS), False)):
+        module.out_proj.register_forward_hook(lambda *_: torch.zeros(LQ, BATCH, WIDTH))
+        assert bool(module(x, x, x)[0].any()) != called
