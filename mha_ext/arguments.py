@@ -343,11 +343,11 @@ def softcap_or_zero(softcap: object) -> float:
     return number
 
 
-def check_mask_value(mask_value: object) -> float:
+def finite_mask_value(mask_value: object) -> float | None:
     number = real_number("mask_value", mask_value)
     if not number < math.inf:
         raise ValueError(f"mask_value must be -inf or finite, got {number}")
-    return number
+    return None if number == -math.inf else number
 
 
 def full_bias(options: SoftmaxOptions, shape: Sequence[int], input_dims: int, like: Tensor) -> Tensor | None:
@@ -365,7 +365,7 @@ class SoftmaxArguments(NamedTuple):
     sinks: Tensor | None
     visibility: Visibility
     softcap: float
-    mask_value: float
+    mask_value: float | None  # None: -inf
 
 
 def softmax_arguments(options: SoftmaxOptions, shape: Sequence[int], input_dims: int, like: Tensor) -> SoftmaxArguments:
@@ -375,7 +375,7 @@ def softmax_arguments(options: SoftmaxOptions, shape: Sequence[int], input_dims:
         full_sinks(options, shape, like),
         visibility(shape, input_dims, like, options),
         softcap_or_zero(options.softcap),
-        check_mask_value(options.mask_value),
+        finite_mask_value(options.mask_value),
     )
 
 

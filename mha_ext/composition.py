@@ -3,7 +3,6 @@ attention, which is one fused operator where it can be and the three steps where
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -166,7 +165,7 @@ def _plain_attention(
         return None
     number = args.scale_or_default(scale, query.size(-1))
     right = 0 if is_causal else UNBOUNDED
-    return rules_fused.fused_attention(query, key, value, number, -math.inf, right, need_weights)
+    return rules_fused.fused_attention(query, key, value, number, None, right, need_weights)
 
 
 _Inputs = tuple[tuple[Tensor, Tensor, Tensor], SoftmaxOptions]

@@ -94,9 +94,9 @@ def masked_softmax(
     window_right: int,
     causal_offset: int,
     softcap: float,
-    mask_value: float,
+    mask_value: float | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """P = softmax(x) over keys, x = softcap · tanh(S / softcap) + bias where visible, else mask_value.
+    """P = softmax(x) over keys, x = softcap · tanh(S / softcap) + bias where visible, else mask_value (None: -inf).
 
     Returns the weights and, with sinks, the probability that went to the sink.
     """
@@ -105,7 +105,7 @@ def masked_softmax(
     x = torch.where(may_see, scores, 0.0).to(sums)  # before any arithmetic: 0 · NaN would return in the gradient
     x = softcap * torch.tanh(x / softcap) if softcap else x
     x = x if bias is None else x + torch.where(may_see, bias, 0.0).to(sums)
-    x = torch.where(may_see, x, _representable(mask_value, sums))
+    x = torch.where(may_see, x, -torch.inf if mask_value is None else _representable(mask_value, sums))
     # Shift by the row maximum so that exp cannot overflow; an empty row has none, and its sum is 0.
     row_max = x.detach().amax(-1, keepdim=True) if x.shape[-1] else x.new_full((*x.shape[:-1], 1), -torch.inf)
     if sinks is not None:
@@ -134,7 +134,7 @@ def masked_softmax_backward(
     window_right: int,
     causal_offset: int,
     softcap: float,
-    mask_value: float,
+    mask_value: float | None,
     want_grad_logits: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dx = P (dP - Δ) with Δ = Σ P dP over the keys and the sink; dS = dx · (1 - tanh²(S / softcap)).
@@ -148,7 +148,7 @@ def masked_softmax_backward(
     delta = (weights * grad_weights).sum(-1, keepdim=True)
     if sink_weights is not None and grad_sink_weights is not None:
         delta = delta + (sink_weights * grad_sink_weights).unsqueeze(-1)
-    if mask_value != -torch.inf:  # hidden keys have weight, but their logit is a constant
+    if mask_value is not None:  # hidden keys have weight, but their logit is a constant
         constant = constant | ~visible(
             weights, mask, key_lengths, causal_offsets, window_left, window_right, causal_offset
         )

@@ -107,7 +107,7 @@ class SoftmaxNumbers(NamedTuple):
     window_right: int = reference.UNBOUNDED
     causal_offset: int = 0
     softcap: float = 0.0
-    mask_value: float = -torch.inf
+    mask_value: float | None = None
 
 
 class MaskedSoftmax:
@@ -147,7 +147,7 @@ class MaskedSoftmax:
         softcap = ctx.numbers.softcap
         t_scores, t_bias, t_sinks = tangents[:3]
         constant = weights == 0
-        if ctx.numbers.mask_value != -torch.inf:  # the logit of a hidden key is a constant
+        if ctx.numbers.mask_value is not None:  # the logit of a hidden key is a constant
             constant = constant | ~reference.visible(weights, *visibility, *ctx.numbers[:3])
         if t_scores is not None and softcap:
             t_scores = t_scores * reference.softcap_slope(torch.where(constant, 0.0, scores), softcap)

@@ -28,7 +28,7 @@ def on(name):
     return OnInterpreter(int(name.removeprefix("ptx")))
 
 
-CASES = 3  # of each test function, per architecture: minutes instead of an hour
+CASES = 2  # of each test function, per architecture: minutes instead of an hour
 REPEATING = ("test_gradients.py", "test_modules.py")  # differences and training: what others call, thousands of times
 
 

@@ -56,8 +56,8 @@ struct FusedBackward : Attention {
   Output grad_query, grad_key, grad_value;  // each optional
   Output grad_sink_rows;                    // optional; one per query, accumulation type: -p_s delta
   Output grad_bias;                         // optional; stride 0 where the bias is broadcast: summed there
-  // For grad_query, grad_key and grad_value. CPU: the wave at hand, and room for sums that go on from one wave to the next
-  // (backward_plan.h). CUDA: room for what is known of the queries (cuda/launch.h).
+  // For grad_query, grad_key and grad_value. CPU: the wave at hand, and room for sums that go on from one wave to the
+  // next (backward_plan.h). CUDA: room for what is known of the queries (cuda/launch.h).
   int64_t wave = 0;
   void* workspace = nullptr;
 

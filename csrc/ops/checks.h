@@ -15,6 +15,7 @@ namespace mha::ops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+using OptionalNumber = std::optional<double>;
 
 template <class... Parts>
 [[noreturn]] __attribute__((noinline, cold)) void refuse(const Parts&... parts) {

@@ -75,7 +75,7 @@ def _fused_attention(
     key: Value,
     value: Value,
     scale: float,
-    mask_value: float,
+    mask_value: float | None,
     window_right: int,
     need_weights: bool,
     need_statistics: bool,
@@ -130,8 +130,8 @@ def _fused_attention(
     return output, op.ReduceMean(weights, [1], keepdims=1) if average_weights else weights
 
 
-def _check_expressible(query: Value, mask_value: float) -> None:
-    if mask_value != -math.inf:
+def _check_expressible(query: Value, mask_value: float | None) -> None:
+    if mask_value is not None:
         raise NotImplementedError(f"mask_value must be -inf for export to ONNX's Attention, got {mask_value}")
     if len(query.shape) != 4:
         raise NotImplementedError("query must have at most one batch dimension for export to ONNX's Attention, "

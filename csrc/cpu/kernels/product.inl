@@ -35,14 +35,21 @@ struct ProductTask : ProductOutput<T, Word> {
   }
 
   void run() {
-    const int64_t groups = max_of(1, p.groups), depth = p.groups ? p.k : 0;  // an empty sum still stores its zeros
-    for (int64_t g = 0; g < groups; ++g)
+    if (p.groups * p.k == 0) return store_empty_sums();
+    for (int64_t g = 0; g < p.groups; ++g)
       for (int64_t block = 0; block < depth_blocks; ++block) {
         this->first = g == 0 && block == 0;
-        this->last = g == groups - 1 && block == depth_blocks - 1;
+        this->last = g == p.groups - 1 && block == depth_blocks - 1;
         const int64_t k0 = block * depth_block;
-        add_block(g, k0, max_of(0, min_of(depth_block, depth - k0)));
+        add_block(g, k0, min_of(depth_block, p.k - k0));
       }
+  }
+
+  // The factors of an empty sum may have no memory at all.
+  void store_empty_sums() const {
+    const T zero = narrow<T>(to_finite<Acc>(p.alpha) * 0);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < cols; ++j) *this->at(i, j) = zero;
   }
 
   void add_block(int64_t g, int64_t k0, int64_t depth) {

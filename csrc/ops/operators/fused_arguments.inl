@@ -6,7 +6,9 @@ struct AttentionArguments {
   const OptionalTensor &bias, &sinks;
   VisibilityArguments visibility;
   const OptionalTensor& seed;
-  double scale, softcap, mask_value, dropout;
+  double scale, softcap;
+  OptionalNumber mask_value;
+  double dropout;
 };
 
 // Views over the batch (*, kv_heads, group) of tensors (*, heads, ...), and of those that a group shares.
@@ -59,7 +61,7 @@ void require_attention_inputs(const Tensor& query, const Tensor& key, const Tens
 GroupedViews read_arguments(Attention& p, const AttentionArguments& from) {
   require_attention_inputs(from.query, from.key, from.value);
   require(std::isfinite(from.scale), "scale must be finite, got ", from.scale);
-  require_softmax_numbers(from.softcap, from.mask_value);
+  require_softmax_numbers(from.softcap, mask_value_of(from.mask_value));
   require_probability("dropout", from.dropout);
   require(from.dropout == 0 || from.seed.has_value(), "dropout needs a seed");
   const int64_t head = from.query.dim() - 3;
@@ -85,7 +87,7 @@ GroupedViews read_arguments(Attention& p, const AttentionArguments& from) {
 
   p.scale = from.scale;
   p.softcap = from.softcap;
-  p.mask_value = from.mask_value;
+  p.mask_value = mask_value_of(from.mask_value);
   p.dropout = from.dropout;
   if (from.seed) p.seed = seed_of(*from.seed);
   return views;

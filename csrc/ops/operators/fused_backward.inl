@@ -7,7 +7,7 @@ OptionalTensor grad_like(const Tensor& t, bool wanted) {
 
 std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attention_backward(
     const Tensor& grad_output, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& output,
-    const Tensor& row_max, const Tensor& row_sum, double scale, double mask_value, int64_t window_right,
+    const Tensor& row_max, const Tensor& row_sum, double scale, OptionalNumber mask_value, int64_t window_right,
     bool want_query, bool want_key, bool want_value, bool want_bias, const OptionalTensor& grad_weights,
     const OptionalTensor& weights, const OptionalTensor& bias, const OptionalTensor& sinks, const OptionalTensor& mask,
     const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets, const OptionalTensor& seed,

@@ -1,11 +1,11 @@
 // Fused attention.
 
 std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> fused_attention(
-    const Tensor& query, const Tensor& key, const Tensor& value, double scale, double mask_value, int64_t window_right,
-    bool need_weights, bool need_statistics, const OptionalTensor& bias, const OptionalTensor& sinks,
-    const OptionalTensor& mask, const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets,
-    const OptionalTensor& seed, int64_t window_left, int64_t causal_offset, double softcap, double dropout,
-    bool average_weights) {
+    const Tensor& query, const Tensor& key, const Tensor& value, double scale, OptionalNumber mask_value,
+    int64_t window_right, bool need_weights, bool need_statistics, const OptionalTensor& bias,
+    const OptionalTensor& sinks, const OptionalTensor& mask, const OptionalTensor& key_lengths,
+    const OptionalTensor& causal_offsets, const OptionalTensor& seed, int64_t window_left, int64_t causal_offset,
+    double softcap, double dropout, bool average_weights) {
   const Device::Scope scope(query);
   FusedForward p;
   const GroupedViews views =

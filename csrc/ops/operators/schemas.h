@@ -17,17 +17,18 @@ void define_all(Library& m) {
   m.def("weighted_sum_out(Tensor weights, Tensor value, float scale, Tensor(a!) out) -> ()");
   m.def("weighted_sum_over_queries(Tensor weights, Tensor x, SymInt kv_heads, float scale) -> Tensor");
 
-  // Softmax. window_left, window_right: 2^63 - 1 means unbounded. softcap: 0 means none.
+  // Softmax. window_left, window_right: 2^63 - 1 means unbounded. softcap: 0 means none. mask_value: None means -inf,
+  // which not all that stores programs can store.
   m.def(
       "masked_softmax(Tensor scores, Tensor? bias, Tensor? sinks, Tensor? mask, Tensor? key_lengths,"
-      " Tensor? causal_offsets, SymInt window_left, SymInt window_right, SymInt causal_offset, float softcap, float "
+      " Tensor? causal_offsets, SymInt window_left, SymInt window_right, SymInt causal_offset, float softcap, float? "
       "mask_value)"
       " -> (Tensor weights, Tensor? sink_weights)");
   m.def(
       "masked_softmax_backward(Tensor weights, Tensor grad_weights, Tensor? sink_weights, Tensor? grad_sink_weights,"
       " Tensor? scores, Tensor? mask, Tensor? key_lengths, Tensor? causal_offsets, SymInt window_left, SymInt "
       "window_right,"
-      " SymInt causal_offset, float softcap, float mask_value, bool want_grad_logits)"
+      " SymInt causal_offset, float softcap, float? mask_value, bool want_grad_logits)"
       " -> (Tensor grad_scores, Tensor? grad_logits, Tensor? grad_sink_rows)");
   m.def("sum_over(Tensor x, int[] dims) -> Tensor");
 
@@ -36,7 +37,7 @@ void define_all(Library& m) {
   // argument from Python takes longer than a default, and both together up to half the time of a small call.
   // average_weights (CPU): weights have one head, the mean of all. The backward takes the gradient of each head's.
   m.def(
-      "fused_attention(Tensor query, Tensor key, Tensor value, float scale, float mask_value, SymInt window_right,"
+      "fused_attention(Tensor query, Tensor key, Tensor value, float scale, float? mask_value, SymInt window_right,"
       " bool need_weights, bool need_statistics,"
       " Tensor? bias=None, Tensor? sinks=None, Tensor? mask=None, Tensor? key_lengths=None,"
       " Tensor? causal_offsets=None, Tensor? seed=None, SymInt window_left=9223372036854775807, SymInt causal_offset=0,"
@@ -44,7 +45,7 @@ void define_all(Library& m) {
       " -> (Tensor output, Tensor? weights, Tensor? row_max, Tensor? row_sum)");
   m.def(
       "fused_attention_backward(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output,"
-      " Tensor row_max, Tensor row_sum, float scale, float mask_value, SymInt window_right, bool want_query, bool "
+      " Tensor row_max, Tensor row_sum, float scale, float? mask_value, SymInt window_right, bool want_query, bool "
       "want_key,"
       " bool want_value, bool want_bias, Tensor? grad_weights=None, Tensor? weights=None,"
       " Tensor? bias=None, Tensor? sinks=None, Tensor? mask=None, Tensor? key_lengths=None,"

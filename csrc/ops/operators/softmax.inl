@@ -5,7 +5,7 @@ std::tuple<Tensor, OptionalTensor> masked_softmax(const Tensor& scores, const Op
                                                   const OptionalTensor& key_lengths,
                                                   const OptionalTensor& causal_offsets, int64_t window_left,
                                                   int64_t window_right, int64_t causal_offset, double softcap,
-                                                  double mask_value) {
+                                                  OptionalNumber mask_value) {
   const Device::Scope scope(scores);
   require_matrices("scores", scores);
   const ScalarType type = scores.scalar_type();
@@ -19,9 +19,9 @@ std::tuple<Tensor, OptionalTensor> masked_softmax(const Tensor& scores, const Op
   p.sinks = sinks_view(sinks, type, p.batch);
   p.visibility = visibility({mask, key_lengths, causal_offsets, window_left, window_right, causal_offset}, p.batch,
                             p.rows, p.cols);
-  require_softmax_numbers(softcap, mask_value);
   p.softcap = softcap;
-  p.mask_value = mask_value;
+  p.mask_value = mask_value_of(mask_value);
+  require_softmax_numbers(p.softcap, p.mask_value);
 
   Tensor weights = allocate(shape_with_tail(scores, 0, {}), type);
   p.weights = matrices<Output>("weights", weights, p.batch, p.rows, p.cols);
@@ -38,7 +38,7 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> masked_softmax_backward(
     const Tensor& weights, const Tensor& grad_weights, const OptionalTensor& sink_weights,
     const OptionalTensor& grad_sink_weights, const OptionalTensor& scores, const OptionalTensor& mask,
     const OptionalTensor& key_lengths, const OptionalTensor& causal_offsets, int64_t window_left, int64_t window_right,
-    int64_t causal_offset, double softcap, double mask_value, bool want_grad_logits) {
+    int64_t causal_offset, double softcap, OptionalNumber mask_value, bool want_grad_logits) {
   const Device::Scope scope(weights);
   require_matrices("weights", weights);
   const ScalarType type = weights.scalar_type(), sums = accumulation_type(type);
@@ -65,7 +65,7 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> masked_softmax_backward(
     p.scores = matrices<Input>("scores", *scores, p.batch, p.rows, p.cols);
   }
   p.softcap = softcap;
-  p.apply_visibility = std::isfinite(mask_value);
+  p.apply_visibility = std::isfinite(mask_value_of(mask_value));
   p.visibility = visibility({mask, key_lengths, causal_offsets, window_left, window_right, causal_offset}, p.batch,
                             p.rows, p.cols);
 

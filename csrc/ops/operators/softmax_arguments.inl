@@ -41,6 +41,8 @@ Input sinks_view(const OptionalTensor& sinks, ScalarType type, const BatchShape&
   return entry_values("sinks", *sinks, batch);
 }
 
+double mask_value_of(OptionalNumber mask_value) { return mask_value.value_or(-INFINITY); }
+
 void require_softmax_numbers(double softcap, double mask_value) {
   require(softcap >= 0 && std::isfinite(softcap), "softcap must be positive and finite, or 0 for none, got ", softcap);
   require(!std::isnan(mask_value) && mask_value < INFINITY, "mask_value must be -inf or finite, got ", mask_value);
