@@ -350,6 +350,17 @@ def finite_mask_value(mask_value: object) -> float | None:
     return None if number == -math.inf else number
 
 
+def mask_or_bias(name: str, mask: object) -> tuple[Tensor | None, Tensor | None]:
+    """A mask in torch's sense as a keep-mask, which it is when bool, or as a bias, when it is floating point."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(mask).__name__}")
+    if mask.dtype == torch.bool:
+        return mask, None
+    if not mask.is_floating_point():
+        raise TypeError(f"{name} must be bool (keep) or floating point (additive), got {mask.dtype}")
+    return None, mask
+
+
 def full_bias(options: SoftmaxOptions, shape: Sequence[int], input_dims: int, like: Tensor) -> Tensor | None:
     """The additive bias as a view with all dimensions."""
     if options.bias is None:

@@ -288,13 +288,8 @@ def _options(attn_mask: Tensor | None, is_causal: bool, query: Tensor) -> Softma
         return options._replace(
             is_causal=True, causal_offset=lower_right * (attn_mask.seq_len_kv - attn_mask.seq_len_q)
         )
-    if not isinstance(attn_mask, Tensor):
-        raise TypeError(f"attn_mask must be a torch.Tensor, got {type(attn_mask).__name__}")
-    if attn_mask.dtype == torch.bool:
-        return options._replace(mask=attn_mask)
-    if not attn_mask.is_floating_point():
-        raise TypeError(f"attn_mask must be bool (keep) or floating point (additive), got {attn_mask.dtype}")
+    mask, bias = args.mask_or_bias("attn_mask", attn_mask)
     half_query = isinstance(query, Tensor) and query.dtype in (torch.bfloat16, torch.float16)
-    if attn_mask.dtype == torch.float32 and half_query:
-        attn_mask = attn_mask.to(query.dtype)
-    return options._replace(bias=attn_mask)
+    if bias is not None and bias.dtype == torch.float32 and half_query:
+        bias = bias.to(query.dtype)
+    return options._replace(mask=mask, bias=bias)

@@ -177,7 +177,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             padded, padded, padded, hidden, need_weights, None, average_attn_weights, is_causal
         )  # fmt: skip
         entries = [entry[:length] for entry, length in zip(output, lengths, strict=True)]
-        return torch.nested.as_nested_tensor(entries, layout=x.layout), weights
+        if x.layout is torch.jagged:  # with the lengths of x, so that the two can be added
+            offsets: Tensor = x.offsets()  # type: ignore[attr-defined]
+            return torch.nested.nested_tensor_from_jagged(torch.cat(entries), offsets), weights
+        return torch.nested.as_nested_tensor(entries), weights
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}

@@ -31,6 +31,10 @@ class SwapReport(NamedTuple):
         return "\n".join(lines + [f"  {name or 'the model'}: {reason}" for name, reason in self.left.items()])
 
 
+# Attention to channels or places in the sense of a factor for each; there are no queries and keys.
+_GATES_OF_TIMM = tuple(f"timm.layers.{name}" for name in ("cbam", "coord_attn", "selective_kernel", "split_attn"))
+
+
 class _Replacement(NamedTuple):
     by: type[nn.Module]
     attribute: str  # must be `value` in a module that becomes one
@@ -44,15 +48,16 @@ def swap_attention(model: nn.Module) -> SwapReport:
     call ``scaled_dot_product_attention`` become the classes of :mod:`mha_ext.integrations.timm`.
 
     The modules stay the objects they are, with their parameters, hooks and training mode: only what computes them
-    changes, so optimisers, ``state_dict`` and references from elsewhere stay valid.
+    changes, so optimisers, ``state_dict`` and references from elsewhere stay valid. timm's are put on their fused path,
+    where hooks on ``attn_drop`` see nothing.
 
     Args:
         model: any module, also an attention module itself.
 
     Returns:
         The names of the modules that were swapped, and of attention modules that were left, with the reason: subclasses
-        of those that are swapped (their own behaviour would be lost), other attention of timm, parameters of a dtype or
-        on a device without kernels.
+        of those that are swapped (their own behaviour would be lost), modules with a ``forward`` of their own, other
+        attention of timm, parameters of a dtype or on a device without kernels.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -75,7 +80,7 @@ def swap_attention(model: nn.Module) -> SwapReport:
     known: dict[type[nn.Module], _Replacement] = {
         nn.MultiheadAttention: _Replacement(MultiheadAttention, "_qkv_same_embed_dim", False)
     }
-    if any(_is_of_timm(module) for module in model.modules()):
+    if any(_is_attention_of_timm(module) for module in model.modules()):
         known |= _timm_replacements()
     swapped: list[str] = []
     left: dict[str, str] = {}
@@ -99,8 +104,10 @@ def _is_of_timm(module: nn.Module) -> bool:
 
 def _is_attention_of_timm(module: nn.Module) -> bool:
     """By the flag of modules that can call torch's fused attention, and by the names of those that never do."""
-    named_so = type(module).__name__.endswith(("Attention", "Attn"))
-    return _is_of_timm(module) and (named_so or hasattr(module, "fused_attn"))
+    kind = type(module)
+    named_so = any(word in kind.__name__ for word in ("Attention", "Attn", "MHSA", "GPSA"))
+    is_gate = kind.__module__ in _GATES_OF_TIMM
+    return _is_of_timm(module) and not is_gate and (named_so or hasattr(module, "fused_attn"))
 
 
 def _timm_replacements() -> dict[type[nn.Module], _Replacement]:
@@ -119,6 +126,8 @@ def _why_not(module: nn.Module, known: Mapping[type[nn.Module], _Replacement]) -
         if base is not None:
             return f"it is a {kind}, a subclass of {base} whose own behaviour would be lost"
         return f"it is a {kind}, for which mha_ext has no replacement"
+    if "forward" in vars(module):
+        return "its forward has been replaced in the module itself"
     for name, parameter in module.named_parameters():
         if parameter.dtype not in ops.FLOAT_DTYPES:
             return f"{name} is {parameter.dtype}, for which there are no kernels"

@@ -121,14 +121,16 @@ def test_sdpa_fused_negative_scale_with_is_causal_is_nan():
     assert mha_ext.scaled_dot_product_attention(*inputs, is_causal=True, scale=-1.0).isfinite().all()
 
 
-def test_sdpa_takes_jagged_batches():
+def test_sdpa_takes_jagged_batches_unfused():
     """Sequences of different lengths without padding, which mha_ext's functions refuse."""
     inputs = [
         torch.nested.nested_tensor([torch.randn(3, 2, 8), torch.randn(5, 2, 8)], layout=torch.jagged).transpose(1, 2)
         for _ in range(3)
     ]
-    first, second = scaled_dot_product_attention(*inputs).transpose(1, 2).unbind()
+    first, second = sdpa(MATH, *inputs).transpose(1, 2).unbind()
     assert (first.shape, second.shape) == ((3, 2, 8), (5, 2, 8))
+    with pytest.raises(RuntimeError, match="No viable backend"):
+        sdpa(FUSED, *inputs)
     with pytest.raises(NotImplementedError, match="must be a dense"):
         mha_ext.attention(*inputs)
 

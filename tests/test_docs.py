@@ -18,7 +18,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     *(
         ROOT / name
-        for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "csrc/README.md", "csrc/cpu/README.md")
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+            "benchmarks/README.md",
+            "csrc/README.md",
+            "csrc/cpu/README.md",
+            "tests/ptxvm/README.md",
+        )
     ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
@@ -94,6 +102,8 @@ def test_the_reference_has_every_public_name():
         for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)
     }
     assert {f"mha_ext.{name}" for name in PUBLIC if name != "nn"} - shown == set()
+    for path in (ROOT / "mha_ext/integrations").glob("[a-z]*.py"):
+        assert any(name.startswith(f"mha_ext.integrations.{path.stem}") for name in shown), path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

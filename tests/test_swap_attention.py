@@ -217,3 +217,33 @@ def test_nested_input_needs_self_attention_without_masks():
         module(nested, nested, nested, attn_mask=torch.zeros(5, 5))
     with pytest.raises(ValueError, match="query must be a dense tensor where batch_first is False"):
         Ours(8, 2)(nested, nested, nested)
+
+
+def test_a_jagged_result_can_be_added_to_the_input():
+    module = Ours(8, 2, batch_first=True).eval()
+    entries = [torch.randn(3, 8), torch.randn(5, 8)]
+    jagged = torch.nested.nested_tensor(entries, layout=torch.jagged)
+    total = jagged + module(jagged, jagged, jagged)[0]
+    for entry, own in zip(total.unbind(), entries, strict=True):
+        torch.testing.assert_close(entry, own + module(own, own, own)[0])
+
+
+def test_a_module_with_a_forward_of_its_own_is_left():
+    """As wrappers put there: they hold on to the forward of the class that it was."""
+    module = nn.MultiheadAttention(8, 2)
+    module.forward = module.forward
+    assert str(mha_ext.swap_attention(module)).split("\n")[1:] == [
+        "  the model: its forward has been replaced in the module itself"
+    ]
+    given = torch.randn(3, 1, 8)
+    assert module(given, given, given)[0].isfinite().all()
+
+
+def test_an_encoder_around_our_layers_warns_that_it_does_not_pack():
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, batch_first=True)
+    mha_ext.swap_attention(layer)
+    with pytest.warns(UserWarning, match="enable_nested_tensor is True, but"):
+        nn.TransformerEncoder(layer, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)

@@ -243,3 +243,44 @@ def test_what_is_left_and_why():
         assert str(mha_ext.swap_attention(model[alone])).startswith("0 of 1 attention modules swapped")
     with pytest.raises(ValueError, match=r"model must hold modules of timm that .* swapped, got none"):
         attention_weights(torch.nn.Linear(2, 2)).__enter__()
+
+
+def test_a_module_with_a_forward_of_its_own_is_left():
+    module = layers.Attention(WIDTH, HEADS)
+    module.forward = module.forward
+    assert "its forward has been replaced in the module itself" in str(mha_ext.swap_attention(module))
+
+
+def test_other_attention_is_named_and_gates_are_not():
+    """Attention whose class has another name is left with a line; factors for channels and places are no attention."""
+    gates = torch.nn.ModuleList([layers.create_attn(name, 16) for name in ("cbam", "coord")])
+    assert str(mha_ext.swap_attention(gates)) == "0 of 0 attention modules swapped"
+    model = timm.create_model("gcvit_xxtiny", num_classes=5)
+    report = mha_ext.swap_attention(model)
+    assert sum("WindowAttentionGlobal" in reason for reason in report.left.values()) > 0, report
+
+
+def test_masks_of_integers_are_refused():
+    """Added to the scores, as a number mask might be, they would hide nothing."""
+    module = layers.Attention(WIDTH, HEADS)
+    mha_ext.swap_attention(module)
+    with pytest.raises(
+        TypeError, match=r"attn_mask must be bool \(keep\) or floating point \(additive\), got torch.int64"
+    ):
+        module(torch.randn(1, 4, WIDTH), attn_mask=torch.ones(4, 4, dtype=torch.int64).tril())
+
+
+def test_weights_of_nested_blocks_and_of_modules_off_the_fused_path():
+    module, given = layers.Attention(WIDTH, HEADS).eval(), torch.randn(1, 4, WIDTH)
+    mha_ext.swap_attention(module)
+    with attention_weights(module) as outer:
+        with attention_weights(module) as inner:
+            module(given)
+        assert list(inner) == [""]
+        assert not outer
+        module(given)
+        assert torch.equal(outer[""], inner[""])
+        module.fused_attn = False
+        with pytest.raises(RuntimeError, match="is its fused_attn False"):
+            module(given)
+    module(given)  # nobody asks

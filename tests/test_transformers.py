@@ -192,7 +192,9 @@ def test_no_weights_unless_asked_for():
     with Calls() as calls:
         ours(tokens())
     assert calls.names == ["fused_attention"] * 3
-    assert [arguments[6] for _, arguments in calls.calls] == [False] * 3
+    schema = torch.ops.mha_ext.fused_attention.default._schema
+    position = [argument.name for argument in schema.arguments].index("need_weights")
+    assert [arguments[position] for _, arguments in calls.calls] == [False] * 3
 
 
 def test_training_with_dropout():
@@ -260,3 +262,12 @@ def test_what_a_missing_library_says(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ImportError, match=r"pip install 'mha_ext\[transformers\]'"):
         integration.register()
+
+
+def test_masks_of_integers_are_refused():
+    """The library hands 4-D masks on as they are. Added to the scores, 0 and 1 would hide nothing."""
+    ours = pair(transformers.AutoModelForCausalLM, DECODERS["llama"])[1]
+    ids = tokens()
+    mask = torch.ones(ids.shape[0], 1, ids.shape[1], ids.shape[1], dtype=torch.int64).tril()
+    with pytest.raises(TypeError, match=r"attention_mask must be bool \(keep\) or floating point \(additive\)"):
+        ours(ids, attention_mask=mask)

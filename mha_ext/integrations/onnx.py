@@ -168,12 +168,12 @@ def _visible(
     seen = [] if mask is None else [mask]
     keys = _positions(lengths[1])
     if key_lengths is not None:
-        seen.append(op.Less(keys, _per_batch(key_lengths)))
+        seen.append(op.Less(keys, _for_all_scores(key_lengths)))
     bounded_left, bounded_right = not _is(window_left, UNBOUNDED), not _is(window_right, UNBOUNDED)
     if bounded_left or bounded_right:
         queries = op.Add(op.Unsqueeze(_positions(lengths[0]), [1]), causal_offset)
         if causal_offsets is not None:
-            queries = op.Add(queries, _per_batch(causal_offsets))
+            queries = op.Add(queries, _for_all_scores(causal_offsets))
         distance = op.Sub(keys, queries)
         if bounded_right:
             seen.append(op.LessOrEqual(distance, window_right))
@@ -182,8 +182,8 @@ def _visible(
     return functools.reduce(op.And, seen) if seen else None
 
 
-def _per_batch(x: Value) -> Value:
-    """``(B, 1)``, one number per batch entry that the heads share, as ``(B, 1, 1, 1)``."""
+def _for_all_scores(x: Value) -> Value:
+    """One number for each batch entry and head, or what broadcasts to them, with dimensions for queries and keys."""
     return op.Unsqueeze(x, [2, 3])
 
 
@@ -195,7 +195,7 @@ def _with_sinks(attn_mask: Value | None, is_bool: bool, sinks: Value, keys: Valu
     """The mask as a bias with one more column, for a key that every query sees: its score is 0, its bias the sink."""
     zero = op.Unsqueeze(op.CastLike(0.0, sinks), [0, 1, 2, 3])  # of all dimensions: a mask may have two
     behind_keys = op.Equal(_positions(op.Add(keys, 1)), keys)
-    column = op.Where(behind_keys, _per_batch(sinks), zero)
+    column = op.Where(behind_keys, _for_all_scores(sinks), zero)
     if attn_mask is None:
         return column
     bias = op.Where(attn_mask, zero, -math.inf) if is_bool else attn_mask

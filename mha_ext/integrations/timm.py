@@ -27,13 +27,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..arguments import mask_or_bias
 from ..functional import attention
 
 try:
     from timm import layers
     from timm.models import beit, cait, eva, swin_transformer, vision_transformer_relpos
 except ImportError as error:
-    raise ImportError("mha_ext.integrations.timm needs the library: pip install 'mha_ext[timm]'") from error
+    raise ImportError("mha_ext.integrations.timm needs timm 1.0.31 or later: pip install 'mha_ext[timm]'") from error
 
 Keep = Callable[[Tensor], object]  # takes the weights of one call
 
@@ -45,8 +46,12 @@ class _Swapped(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """timm's; see the class that is swapped."""
-        with _Answer(self._keep):
-            return super().forward(*args, **kwargs)
+        with _Answer(self._keep) as answer:
+            output = super().forward(*args, **kwargs)
+        if self._keep is not None and not answer.calls:
+            raise RuntimeError(f"{type(self).__name__} must call torch's scaled_dot_product_attention to hand out its "
+                               "weights: is its fused_attn False, or that function replaced?")  # fmt: skip
+        return output
 
 
 class Attention(_Swapped, layers.Attention):
@@ -93,7 +98,8 @@ REPLACEMENTS: dict[type[nn.Module], type[nn.Module]] = {
 def attention_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Collect the attention weights that swapped modules of a model compute within the block.
 
-    One pass of the fused kernel writes the output and the weights.
+    One pass of the fused kernel writes the output and the weights. For one thread at a time; where blocks are nested,
+    the inner one collects.
 
     Args:
         model: a model that :func:`mha_ext.swap_attention` went over.
@@ -104,6 +110,7 @@ def attention_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
     Raises:
         ValueError: no module of the model has been swapped.
+        RuntimeError: in a forward pass, a module does not call ``scaled_dot_product_attention``.
 
     Example:
         >>> import timm, torch, mha_ext
@@ -122,13 +129,14 @@ def attention_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     if not swapped:
         raise ValueError("model must hold modules of timm that mha_ext.swap_attention swapped, got none")
     weights: dict[str, Tensor] = {}
+    before = {name: module._keep for name, module in swapped.items()}
     for name, module in swapped.items():
         module._keep = functools.partial(weights.__setitem__, name)
     try:
         yield weights
     finally:
-        for module in swapped.values():
-            module._keep = None
+        for name, module in swapped.items():
+            module._keep = before[name]
 
 
 class _Answer(TorchFunctionMode):
@@ -137,10 +145,12 @@ class _Answer(TorchFunctionMode):
     def __init__(self, keep: Keep | None) -> None:
         super().__init__()
         self.keep = keep
+        self.calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.nn.functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
+        self.calls += 1
         output, weights = _attention(*args, **(kwargs or {}), need_weights=self.keep is not None)
         if self.keep is not None and weights is not None:
             self.keep(weights)
@@ -158,7 +168,6 @@ def _attention(
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The part of torch's signature that timm uses."""
-    mask = bias = None
-    if attn_mask is not None:
-        mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask.to(query.dtype))
+    mask, bias = (None, None) if attn_mask is None else mask_or_bias("attn_mask", attn_mask)
+    bias = None if bias is None else bias.to(query.dtype)
     return attention(query, key, value, mask, dropout_p, bias=bias, is_causal=is_causal, need_weights=need_weights)

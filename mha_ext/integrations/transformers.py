@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from ..arguments import mask_or_bias
 from ..functional import attention
 
 NAME = "mha_ext"
@@ -123,10 +124,9 @@ def attention_forward(
     if attention_mask is not None:
         if not isinstance(attention_mask, Tensor):
             _refuse(module, f"a mask of type {type(attention_mask).__name__}")
-        if attention_mask.dtype == torch.bool:
-            mask = attention_mask
-        else:
-            bias = attention_mask if bias is None else bias + attention_mask
+        mask, added = mask_or_bias("attention_mask", attention_mask)
+        if added is not None:
+            bias = added if bias is None else bias + added
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     output, weights = attention(
@@ -152,7 +152,8 @@ def _attentions_are_collected() -> bool:
     capturing = sys.modules.get("transformers.utils.output_capturing")
     if capturing is None or torch.compiler.is_compiling():
         return False
-    return any("attentions" in name for name in capturing._active_collector.get() or ())
+    collector = getattr(capturing, "_active_collector", None)
+    return collector is not None and any("attentions" in name for name in collector.get() or ())
 
 
 def _refuse(module: nn.Module, feature: str) -> NoReturn:
