@@ -39,7 +39,7 @@ SUITE = "models"
 EAGER = "HF eager"
 IMPLEMENTATIONS = {OURS: "mha_ext", EAGER: "eager", "HF sdpa": "sdpa"}
 DTYPES = {short_name(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}
-FULL = Budget(samples=9, seconds=4)
+FULL = Budget(samples=9, seconds=3)
 
 
 @dataclass(frozen=True)
@@ -111,20 +111,17 @@ PASSES: dict[str, Callable[[nn.Module, Mapping[str, Tensor]], Results]] = {
 def models_of(size: Size, dtype: torch.dtype) -> dict[str, nn.Module]:
     """The same parameters in every implementation."""
     torch.manual_seed(1)
-    models: dict[str, nn.Module] = {}
+    model = AutoModel.from_config(copy.deepcopy(size.config)).to(dtype).eval()
+    models = {name: copy.deepcopy(model) for name in IMPLEMENTATIONS}
     for name, implementation in IMPLEMENTATIONS.items():
-        model = AutoModel.from_config(copy.deepcopy(size.config), attn_implementation=implementation, dtype=dtype)
-        if models:
-            model.load_state_dict(models[OURS].state_dict())
-        models[name] = model.eval()
+        models[name].set_attn_implementation(implementation)
     return models
 
 
-def exactly(run: Callable[..., Results], size: Size, model: nn.Module, inputs: Mapping[str, Tensor]) -> Results:
-    """The results in float64, of the library's own code and the parameters of `model`."""
-    exact = AutoModel.from_config(copy.deepcopy(size.config), attn_implementation="eager", dtype=torch.float64)
-    exact.load_state_dict(model.state_dict())
-    return run(exact.eval(), {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()})
+def exactly(run: Callable[..., Results], models: Mapping[str, nn.Module], inputs: Mapping[str, Tensor]) -> Results:
+    """The results in float64, of the library's own code."""
+    exact = copy.deepcopy(models[EAGER]).double()
+    return run(exact, {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()})
 
 
 def distance(results: Results, exact: Results) -> float:
@@ -144,7 +141,7 @@ def run_case(size: Size, kind: str, dtype: torch.dtype, budget: Budget) -> Resul
     if kind == "attentions":
         del models["HF sdpa"]  # it returns none
     inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in size.inputs().items()}
-    exact = exactly(run, size, models[OURS], inputs)
+    exact = exactly(run, models, inputs)
     errors = {name: distance(run(model, inputs), exact) for name, model in models.items()}
     allowed = 2 * errors[EAGER] + torch.finfo(dtype).eps
     del exact
