@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from transformers import AutoModel, BertConfig, PretrainedConfig, ViTConfig
 
 import mha_ext
 from mha_ext.bench.cases import OURS, Results, Work, short_name
@@ -32,6 +31,11 @@ from mha_ext.cli import BENCH_THREADS, WIDTH_IN_FILES, check_outputs, progress_b
 from mha_ext.integrations.transformers import register
 
 from .peers.report import result_table
+
+try:
+    from transformers import AutoModel, BertConfig, PretrainedConfig, ViTConfig
+except ImportError as missing:
+    sys.exit(f"{missing}; this needs: pip install 'mha_ext[transformers]'")
 
 __all__ = ["main"]
 

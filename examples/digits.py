@@ -1,6 +1,6 @@
 """Train a small Transformer encoder built from mha_ext.MultiHeadAttention to read handwritten digits.
 
-    pip install '.[examples]'
+    pip install matplotlib scikit-learn
     python examples/digits.py                       # about a minute on two cores; writes digits_attention.png
 
 The data are the 1797 scans of 8x8 pixels that come with scikit-learn (`sklearn.datasets.load_digits`), so nothing

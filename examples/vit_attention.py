@@ -1,6 +1,6 @@
 """Put mha_ext's attention into a ViT of the library timm, compare, time, and draw where its class token looks.
 
-    pip install '.[examples]'
+    pip install 'mha_ext[examples,timm]'            # timm needs torchvision, which goes with one torch: see README.md
     python examples/vit_attention.py                # writes vit_attention.png
 
 `mha_ext.swap_attention` replaces timm's attention in a copy of the model. Printed are how far both are from timm's
@@ -37,7 +37,7 @@ try:
 
     from mha_ext.integrations.timm import attention_weights
 except ImportError as missing:
-    sys.exit(f"{missing}; this example needs: pip install 'mha_ext[examples]'")
+    sys.exit(f"{missing}; this example needs: pip install 'mha_ext[examples,timm]'")
 
 PICTURES = ("astronaut", "chelsea", "coffee", "rocket")
 DTYPES = (torch.float32, torch.bfloat16)

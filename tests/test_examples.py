@@ -51,8 +51,8 @@ def test_prints_and_draws(done):
         assert "12 of 12 attention modules swapped" in text
 
 
-@pytest.mark.parametrize("name", ["sentence_search", "vit_attention"])
-def test_a_missing_package_is_named_with_the_extra(name, tmp_path):
+@pytest.mark.parametrize(("name", "extras"), [("sentence_search", "examples"), ("vit_attention", "examples,timm")])
+def test_a_missing_package_is_named_with_the_extra(name, extras, tmp_path):
     """matplotlib is shadowed by a module that fails as a missing one does."""
     (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')")
     for package in ARGUMENTS[name][0]:
@@ -63,7 +63,7 @@ def test_a_missing_package_is_named_with_the_extra(name, tmp_path):
     finished = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert finished.returncode == 1
     assert finished.stderr.strip().endswith(
-        "No module named matplotlib; this example needs: pip install 'mha_ext[examples]'"
+        f"No module named matplotlib; this example needs: pip install 'mha_ext[{extras}]'"
     )
 
 

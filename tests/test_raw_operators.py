@@ -1,5 +1,7 @@
 """Whatever is passed to torch.ops.mha_ext.* raises: no crash, no abort, nothing written before."""
 
+import math
+
 import operators
 import oracle
 import pytest
@@ -286,3 +288,30 @@ def test_nothing_to_write_takes_no_time():
     query, key = torch.zeros(1).expand(1, 1, 2**36, 0), torch.zeros(1, 1, 2, 0)
     output, *_ = torch.ops.mha_ext.fused_attention(query, key, key, 1.0, -torch.inf, 2**63 - 1, False, False)
     assert output.shape == query.shape
+
+
+@pytest.mark.parametrize(
+    ("softcap", "mask_value", "message"),
+    [
+        (-1.0, None, "softcap"),
+        (math.nan, None, "softcap"),
+        (0.0, math.nan, "mask_value"),
+        (0.0, math.inf, "mask_value"),
+    ],
+)
+def test_numbers_of_the_softmax_are_checked_in_both_directions(softcap, mask_value, message):
+    scores, unbounded = torch.rand(1, 1, 3, 4), 2**63 - 1
+    numbers = (None, None, None, unbounded, unbounded, 0, softcap, mask_value)
+    with pytest.raises(ValueError, match=f"{message} must be"):
+        torch.ops.mha_ext.masked_softmax(scores, None, None, *numbers)
+    with pytest.raises(ValueError, match=f"{message} must be"):
+        torch.ops.mha_ext.masked_softmax_backward(scores, scores, None, None, scores, *numbers, False)
+
+
+def test_no_mask_value_is_minus_infinity():
+    scores, mask, unbounded = torch.rand(1, 1, 3, 4), torch.rand(1, 1, 3, 4) < 0.5, 2**63 - 1
+    results = [
+        torch.ops.mha_ext.masked_softmax(scores, None, None, mask, None, None, unbounded, unbounded, 0, 0.0, number)[0]
+        for number in (None, -torch.inf)
+    ]
+    assert torch.equal(*results)

@@ -271,3 +271,26 @@ def test_masks_of_integers_are_refused():
     mask = torch.ones(ids.shape[0], 1, ids.shape[1], ids.shape[1], dtype=torch.int64).tril()
     with pytest.raises(TypeError, match=r"attention_mask must be bool \(keep\) or floating point \(additive\)"):
         ours(ids, attention_mask=mask)
+
+
+SMALL = {"vocab_size": 50, "hidden_size": 32}
+OF_THEIR_OWN = {
+    "bloom": lambda: transformers.BloomConfig(**SMALL, n_layer=1, n_head=2),
+    "mpnet": lambda: transformers.MPNetConfig(
+        **SMALL, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    ),
+    "roformer": lambda: transformers.RoFormerConfig(
+        **SMALL, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
+def test_models_with_attention_of_their_own_are_refused(name):
+    """They ask for a mask and add it to scores of their own: a mask of ours would hide nothing, without a word."""
+    model = transformers.AutoModel.from_config(OF_THEIR_OWN[name](), attn_implementation="mha_ext").eval()
+    ids = tokens()
+    padding = torch.ones_like(ids)
+    padding[0, -2:] = 0
+    with pytest.raises(NotImplementedError, match=rf"as transformers\.models\.{name}\.modeling_{name} does"):
+        model(ids, attention_mask=padding)

@@ -4,11 +4,13 @@ A model that goes through the library's attention interface then runs the fused 
 and sliding-window masks, grouped heads and key/value caches, softcap, sinks, position biases with their gradient,
 dropout, and ``output_attentions=True``, for which the library otherwise needs its eager implementation.
 
-Models without that interface, ``model.is_backend_compatible()`` tells, take no notice of ``attn_implementation``.
+Models that compute attention by themselves are refused when they make a mask; some of them do earlier, in words of the
+library. (``model.is_backend_compatible()`` is false for these, but for some that work as well, such as T5.)
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, NoReturn
 
@@ -38,6 +40,7 @@ def register() -> None:
 
     Raises:
         ImportError: ``transformers`` is not installed.
+        NotImplementedError: in a forward pass, from a model that computes attention by itself.
 
     Example:
         >>> import torch, transformers
@@ -60,9 +63,39 @@ def register() -> None:
             "mha_ext.integrations.transformers needs the library: pip install 'mha_ext[transformers]'"
         ) from error
 
+    def keep_mask(*, config: Any, **how: Any) -> Tensor | None:
+        """True may attend, for all heads; None where causality says it all: what the kernels want."""
+        _refuse_attention_of_its_own(type(config))
+        mask: Tensor | None = sdpa_mask(config=config, **how)
+        return mask
+
     AttentionInterface.register(NAME, attention_forward)
-    # Keep-masks (True may attend) that heads share, and None where causality says it all: what the kernels want.
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, keep_mask)
+
+
+@torch.compiler.assume_constant_result
+def _refuse_attention_of_its_own(config: type) -> None:
+    """Some models ask for masks, but add them to scores of their own: a keep-mask would hide nothing there."""
+    module = _module_with_attention_of_its_own(config)
+    if module:
+        raise NotImplementedError(f"mha_ext's attention does not support models that compute attention by themselves, "
+                                  f"as {module} does: use attn_implementation=\"eager\"")  # fmt: skip
+
+
+@functools.cache
+def _module_with_attention_of_its_own(config: type) -> str | None:
+    """Of the modules of the model's package, the one that makes masks and does not use the attention interface."""
+    package = next((base.__module__.rpartition(".")[0] for base in config.__mro__
+                    if base.__module__.startswith("transformers.models.")), None)  # fmt: skip
+    for name, module in sys.modules.copy().items():
+        if package is None or not name.startswith(f"{package}.modeling_"):
+            continue
+        makes_masks = any(
+            getattr(member, "__module__", None) == "transformers.masking_utils" for member in vars(module).values()
+        )
+        if makes_masks and not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
+            return name
+    return None
 
 
 def attention_forward(

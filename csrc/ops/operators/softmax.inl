@@ -59,6 +59,7 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> masked_softmax_backward(
     require_type("grad_sink_weights", *grad_sink_weights, sums);
     p.grad_sink_weights = row_values<Input>("grad_sink_weights", *grad_sink_weights, p.batch, p.rows);
   }
+  require_softmax_numbers(softcap, mask_value_of(mask_value));
   require(softcap == 0 || scores.has_value(), "softcap needs scores");
   if (softcap != 0) {
     require_type("scores", *scores, type);
