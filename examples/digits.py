@@ -1,6 +1,6 @@
 """Train a small Transformer encoder built from mha_ext.MultiHeadAttention to read handwritten digits.
 
-    pip install matplotlib scikit-learn
+    pip install 'mha_ext[examples]'                 # or only matplotlib and scikit-learn
     python examples/digits.py                       # about a minute on two cores; writes digits_attention.png
 
 The data are the 1797 scans of 8x8 pixels that come with scikit-learn (`sklearn.datasets.load_digits`), so nothing
@@ -21,22 +21,25 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # a picture on disk, no window
-
-import matplotlib.pyplot as plt
 import torch
-from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import PercentFormatter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import mha_ext
+
+try:
+    import matplotlib
+
+    matplotlib.use("Agg")  # a picture on disk, no window
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.ticker import PercentFormatter
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+except ImportError as missing:
+    sys.exit(f"{missing}; this example needs: pip install 'mha_ext[examples]'")
 
 GRID = 8  # the scans are 8x8 pixels
 CLASSES = 10

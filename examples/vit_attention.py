@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import mha_ext
-from mha_ext.bench.report import format_seconds
+from mha_ext.bench.report import doubts, format_seconds
 from mha_ext.bench.timing import Budget, time_interleaved
 
 try:
@@ -196,6 +197,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     console = Console()
+    console.print(doubts(os.getloadavg()[0]), end="", highlight=False)
     torch.manual_seed(options.seed)
     models = load(options.model, options.weights, console)
     shown, prepared = sample(options.picture, models.timm)

@@ -24,7 +24,7 @@ from .bench.run import Progress, run_cases, run_suites
 from .bench.suites import SUITES
 from .demo import demo
 
-__all__ = ["BENCH_THREADS", "WIDTH_IN_FILES", "check_outputs", "main", "progress_bar", "thread_count"]
+__all__ = ["BENCH_THREADS", "check_outputs", "main", "new_console", "progress_bar", "report_wrong", "thread_count"]
 
 EPILOG = "MHA_EXT_ISA=generic|avx2|avx512|... in the environment selects the instruction-set level."
 WIDTH_IN_FILES = 120  # columns, where output goes to no terminal: the tables of bench need that many
@@ -39,13 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         isa()
     except ValueError as error:  # MHA_EXT_ISA names a level that this machine lacks
         parser.error(str(error))
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDTH_IN_FILES
+    console = new_console()
     if getattr(options, "threads", None):
         torch.set_num_threads(options.threads)
     status: int = options.command(options, console, parser)
     return status
+
+
+def new_console() -> Console:
+    """Wide enough for the tables where output goes to no terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH_IN_FILES
+    return console
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,6 +146,11 @@ def _bench(options: argparse.Namespace, console: Console, parser: argparse.Argum
         from .bench.plot import plot_speedups
 
         plot_speedups(run, options.plot)
+    return report_wrong(run, console)
+
+
+def report_wrong(run: Run, console: Console) -> int:
+    """Print the results that were wrong, a line each. Returns the exit status."""
     wrong = list(wrong_results(run))
     for line in wrong:
         console.print(f"[bold red]wrong, so not measured:[/bold red] {escape(line)}", highlight=False)

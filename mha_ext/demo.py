@@ -19,7 +19,7 @@ from .bench.cases import OURS, PLAIN, SDPA, Case
 from .bench.oracle import error_allowed, judge
 from .bench.problem import Problem
 from .bench.records import Result, Run
-from .bench.report import format_seconds
+from .bench.report import doubts, format_seconds
 from .bench.suite_attention import attention_cases
 from .bench.suite_modules import PlainMultiHeadAttention
 
@@ -59,6 +59,7 @@ def demo(console: Console, run_cases: RunCases) -> bool:
         [("demo", case) for dtype in (torch.float32, torch.bfloat16) for case in attention_cases(TIMED, dtype)]
     )
     console.print(speed_table(run.results))
+    console.print(doubts(run.machine["load_average"]), end="", highlight=False)
     checks += [check_before_timing(result) for result in run.results]
     console.print(check_table(checks))
     return all(check.passed for check in checks)
@@ -140,14 +141,9 @@ def check_gradients() -> Check:
     """Numerical against native gradients, of output and weights, in float64."""
     inputs = [torch.randn(BATCH, HEADS, LENGTH, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
-    def output_and_weights(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        output, weights = attention(query, key, value, is_causal=True)
-        assert weights is not None  # need_weights is True
-        return output, weights
-
     name, method = "gradients of attention", "torch.autograd.gradcheck"
     try:
-        gradcheck(output_and_weights, inputs)
+        gradcheck(partial(attention, is_causal=True), inputs)
     except GradcheckError as error:
         return Check(name, False, f"{method}: {error}")
     return Check(name, True, f"{method} agrees, causal, for query, key and value, through output and weights")

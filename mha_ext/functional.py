@@ -8,6 +8,7 @@ call agree: float64, float32, bfloat16 or float16; sums are kept in float32 (flo
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from . import arguments as args
 from . import composition
 from .arguments import SoftmaxOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 NEG_INF = float("-inf")
 
@@ -138,6 +142,61 @@ def weighted_sum(weights: Tensor, value: Tensor, *, enable_gqa: bool = False) ->
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1, https://arxiv.org/abs/1706.03762
     """
     return composition.weighted_sum(weights, value, enable_gqa)
+
+
+class AttentionOptions(TypedDict, total=False):
+    """For type checkers: the arguments of :func:`attention` that say nothing about what it returns."""
+
+    bias: Tensor | None
+    is_causal: bool
+    window: Window | None
+    causal_offset: CausalOffset | None
+    key_lengths: Tensor | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    enable_gqa: bool
+    mask_value: float
+    generator: torch.Generator | None
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: DropoutLike | None = None,
+    *,
+    need_weights: Literal[True] = True,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: DropoutLike | None = None,
+    *,
+    need_weights: Literal[False],
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, None]: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: DropoutLike | None = None,
+    *,
+    need_weights: bool,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor | None]: ...
 
 
 def attention(

@@ -44,9 +44,7 @@ class SelfAttention(nn.Module):
         Returns:
             Output ``(..., H, Lq, Dv)`` and the weights used, after dropout, ``(..., H, Lq, Lk)``.
         """
-        out, attn = attention(Q, K, V, mask, self.dropout)
-        assert attn is not None  # need_weights is on
-        return out, attn
+        return attention(Q, K, V, mask, self.dropout)
 
 
 class MultiHeadAttention(nn.Module):

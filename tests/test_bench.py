@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import subprocess
@@ -11,15 +10,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 
 import mha_ext
 from mha_ext.bench import cases, oracle, run
-from mha_ext.bench.cases import OURS, PLAIN, SDPA, Case, Contest, Work
+from mha_ext.bench.cases import OURS, PLAIN, Case, Contest, Work
 from mha_ext.bench.machine import Peaks, least_seconds
 from mha_ext.bench.problem import Problem
-from mha_ext.bench.records import Result, Row, Run
-from mha_ext.bench.report import comparison_table, format_seconds, result_tables
 from mha_ext.bench.suite_modules import Layer
 from mha_ext.bench.suite_steps import Sizes
 from mha_ext.bench.timing import Budget, Timing, summary, time_interleaved
@@ -131,6 +127,13 @@ def test_wrong_results_are_told_from_rounding(dtype: torch.dtype, fault: str) ->
     assert oracle.judge((result,), expected, allowed).passed == (fault == "none")
 
 
+def test_an_exact_result_of_an_exact_formula_passes() -> None:
+    expected, allowed = oracle.error_allowed(lambda x: (x * 0,), (torch.ones(3),), terms=1)
+    assert allowed == [0.0]
+    assert oracle.judge((torch.zeros(3),), expected, allowed).passed
+    assert not oracle.judge((torch.ones(3),), expected, allowed).passed
+
+
 def test_terms_that_cancel_are_judged_by_their_size() -> None:
     """As the gradient of a bias on the keys: 0 but for rounding, so that its own size says nothing about what is right.
     Here plain torch rounds both terms alike and is exact; a fused multiply-add rounds one of them only."""
@@ -217,13 +220,6 @@ def test_median_and_spread() -> None:
     assert summary([3.0, 1.0, 100.0, 2.0, 4.0]) == Timing(3.0, 1.0, (4.0 - 2.0) / 3.0, 5)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4.5e-6, "4.5 us"), (3e-8, "30 ns")]
-)
-def test_seconds_are_written_in_a_unit_that_fits(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
-
-
 # Percent of peak
 
 
@@ -238,19 +234,6 @@ def test_least_time_of_products_and_of_streams() -> None:
     stream = Work(bytes_read=10**9, bytes_written=10**9)  # 0.1 s of reading and 0.05 s of writing
     assert least_seconds(stream, "f32", rates) == pytest.approx(0.15)
     assert least_seconds(stream, "f32", {}) is None
-
-
-def timed(name: str, median: float) -> Row:
-    return Row(name, 0.0, 1.0, Timing(median, median, 0.0, 3))
-
-
-def test_figures_of_a_result() -> None:
-    rows = [timed(OURS, 0.02), timed(SDPA, 0.05), Row(PLAIN, 2.0, 1.0)]
-    result = Result("forward", "long", "1,12,64,64", "f32", Work(flops=10**9), rows, least_seconds=0.01)
-    assert result.percent_of_peak == pytest.approx(50)
-    assert result.speedup(SDPA) == pytest.approx(2.5)
-    assert result.speedup(PLAIN) is None  # wrong, so not timed
-    assert replace(result, least_seconds=None).percent_of_peak is None
 
 
 def test_the_measured_peaks_are_plausible() -> None:
@@ -340,86 +323,3 @@ def test_peaks_keep_the_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         peaks.measure(Work(bytes_read=1), "f32")
     assert peaks.rates == {"fma_f32": 5.0, "read_bandwidth": 7.0}
-
-
-# Files and tables
-
-
-def small_run() -> Run:
-    kept = run.run_cases([("test", case_of(softmax_contest()))], quick=True)
-    memory = [Row(OURS, 0.0, 1.0, extra_bytes=2**20), Row(SDPA, 0.0, 1.0, extra_bytes=2**22)]
-    kept.results.append(Result("memory", "dropout", "1,1,64,64", "f32", Work(), memory))
-    return kept
-
-
-def test_json_round_trip(tmp_path) -> None:
-    kept = small_run()
-    kept.save(tmp_path / "a.json")
-    assert Run.load(tmp_path / "a.json") == kept
-
-
-def cells(table, column: int) -> list[str]:
-    return [str(cell) for cell in table.columns[column].cells]
-
-
-def test_comparison_of_a_run_with_itself_is_one() -> None:
-    kept = small_run()
-    table = comparison_table(kept, kept, ("a.json", "a.json"))
-    assert cells(table, -1) == ["1.00", "", "1.00"]  # the time, the memory, and the mean of the times
-    assert cells(table, 2)[1] == "1.0 MiB"
-
-
-def test_comparison_is_of_the_ratios_to_the_faster_baseline() -> None:
-    def run_with(ours: float, sdpa: float, plain: float) -> Run:
-        rows = [timed(OURS, ours), timed(SDPA, sdpa), timed(PLAIN, plain)]
-        return Run({}, False, results=[Result("forward", "long", "1,12,64,64", "f32", Work(flops=1), rows)])
-
-    table = comparison_table(run_with(1.0, 2.0, 8.0), run_with(2.0, 12.0, 6.0), ("a.json", "b.json"))
-    times_and_ratios = [cells(table, column)[0] for column in (2, 3, 6, 7, 8)]
-    assert times_and_ratios == ["1 s", "2 s", "2.00", "3.00", "1.50"]
-
-
-def test_comparison_needs_a_case_in_common() -> None:
-    kept = small_run()
-    with pytest.raises(ValueError, match=r"^a\.json and b\.json have no case in common$"):
-        comparison_table(kept, Run({}, quick=True), ("a.json", "b.json"))
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 0}', '{"schema": 2, "results": [{}]}'])
-def test_foreign_files_are_refused(tmp_path, text: str) -> None:
-    path = tmp_path / "foreign.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"foreign\.json (is no result of 'mha-ext bench --json'|has schema 0)"):
-        Run.load(path)
-
-
-def row_of(case: str, table) -> list[str]:
-    console = Console(width=120, file=io.StringIO())
-    console.print(table)
-    return next(line.split() for line in console.file.getvalue().splitlines() if line.split()[:1] == [case])
-
-
-def test_a_table_shows_each_figure_and_no_empty_column() -> None:
-    rows = [timed(OURS, 0.02), timed(SDPA, 0.05), Row(PLAIN, 2.0, 1.0), timed("no mask", 0.025)]
-    result = Result("masks", "padding", "1,12,64,64", "f32", Work(flops=10**9), rows, least_seconds=0.01)
-    (table,) = result_tables(Run({}, False, results=[result]))
-    assert row_of("padding", table) == [
-        "padding", "1,12,64,64", "f32", "20", "ms", "0%", "50.0", "GF/s", "50.0", "2.50x", "wrong", "0.80", "of", "no",
-        "mask",
-    ]  # fmt: skip
-    (table,) = result_tables(Run({}, False, results=[replace(result, rows=rows[:2], least_seconds=None)]))
-    assert [str(column.header) for column in table.columns] == [
-        "case", "shape", "dtype", "time", "spread", "rate", "SDPA"
-    ]  # fmt: skip
-
-
-def test_a_table_of_memory() -> None:
-    *_, table = result_tables(small_run())
-    assert row_of("dropout", table) == ["dropout", "1,1,64,64", "f32", "1.0", "MiB", "4.0", "MiB"]
-
-
-def test_an_exact_result_of_an_exact_formula_passes() -> None:
-    expected, allowed = oracle.error_allowed(lambda x: (x * 0,), (torch.ones(3),), terms=1)
-    assert allowed == [0.0]
-    assert oracle.judge((torch.zeros(3),), expected, allowed).passed
-    assert not oracle.judge((torch.ones(3),), expected, allowed).passed

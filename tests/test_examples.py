@@ -51,7 +51,14 @@ def test_prints_and_draws(done):
         assert "12 of 12 attention modules swapped" in text
 
 
-@pytest.mark.parametrize(("name", "extras"), [("sentence_search", "examples"), ("vit_attention", "examples,timm")])
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [
+        ("digits", "examples"),
+        ("sentence_search", "examples"),
+        ("vit_attention", "examples,timm"),
+    ],
+)
 def test_a_missing_package_is_named_with_the_extra(name, extras, tmp_path):
     """matplotlib is shadowed by a module that fails as a missing one does."""
     (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')")

@@ -17,6 +17,7 @@ from mha_ext.bench.cases import OURS, PLAIN, SDPA, Work
 from mha_ext.bench.machine import Peaks
 from mha_ext.bench.records import Result, Row, Run
 from mha_ext.bench.timing import Timing
+from mha_ext.cli import WIDTH_IN_FILES
 
 sys.path.append(str(Path(__file__).parent.parent))  # last, so that mha_ext is the one that is installed
 
@@ -43,7 +44,7 @@ def measured(tasks: Sequence[task.Task], *peers: Peer) -> Run:
 
 
 def shown(table: Any) -> str:
-    console = Console(width=program.WIDTH_IN_FILES, color_system=None)
+    console = Console(width=WIDTH_IN_FILES, color_system=None)
     with console.capture() as capture:
         console.print(table)
     return capture.get()

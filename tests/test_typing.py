@@ -41,5 +41,5 @@ def test_a_users_program_passes_strictly(user):
 def test_a_wrong_program_does_not(user, tmp_path):
     """Untyped, the package would let everything pass."""
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("import mha_ext\nmha_ext.attention(1, 2, 3)\n")
+    wrong.write_text("import mha_ext\nmha_ext.scaled_dot_product_attention(1, 2, 3)\n")
     assert mypy(user, wrong).stdout.count("[arg-type]") == 3

@@ -15,8 +15,14 @@ def weighted(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value, is_causal=True, causal_offset="lower_right", window=(4, None)
     )
     assert_type(output, Tensor)
-    assert_type(weights, Tensor | None)
-    return output if weights is None else output + weights.sum()
+    assert_type(weights, Tensor)
+    return output + weights.sum()
+
+
+def as_it_says(query: Tensor, need_weights: bool) -> None:
+    assert_type(mha_ext.attention(query, query, query, need_weights=False, softcap=2.0), tuple[Tensor, None])
+    assert_type(mha_ext.attention(query, query, query, None, 0.1, need_weights=True), tuple[Tensor, Tensor])
+    assert_type(mha_ext.attention(query, query, query, need_weights=need_weights), tuple[Tensor, Tensor | None])
 
 
 def steps(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -28,9 +34,9 @@ def steps(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def options(query: Tensor) -> None:
     mha_ext.attention(query, query, query, dropout=torch.nn.Dropout(0.1), generator=torch.Generator())
     mha_ext.attention(query, query, query, dropout=lambda weights: weights * 2)
-    mha_ext.attention(query, query, "value")  # type: ignore[arg-type]
-    mha_ext.attention(query, query, query, window=3)  # type: ignore[arg-type]
-    mha_ext.attention(query, query, query, casual=True)  # type: ignore[call-arg]
+    mha_ext.attention(query, query, "value")  # type: ignore[call-overload]
+    mha_ext.attention(query, query, query, window=3)  # type: ignore[call-overload]
+    mha_ext.attention(query, query, query, casual=True)  # type: ignore[call-overload]
     mha_ext.scaled_dot_product_attention(query, query, query, dropout_p="0.1")  # type: ignore[arg-type]
 
 

@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.markup import escape
 
 from mha_ext.bench.cases import short_name
 from mha_ext.bench.problem import Problem
-from mha_ext.bench.report import describe_run, wrong_results
+from mha_ext.bench.report import describe_run
 from mha_ext.bench.suites import KEEP_MEMORY
-from mha_ext.cli import BENCH_THREADS, WIDTH_IN_FILES, check_outputs, progress_bar, thread_count
+from mha_ext.cli import check_outputs, new_console, progress_bar, report_wrong
 
+from ..command import add_common_options
 from .field import ALL, versions
 from .measure import measure
 from .peer import ALL_DTYPES
@@ -37,9 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     check_outputs(options, parser)
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDTH_IN_FILES
+    console = new_console()
     torch.set_num_threads(options.threads)
     chosen = [peer for peer in ALL if peer.library in (LIBRARIES[0], *options.peers)]
     dtypes = [DTYPES[name] for name in options.dtype]
@@ -59,10 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .plot import plot_peers
 
         plot_peers(run, options.plot)
-    wrong = list(wrong_results(run))
-    for line in wrong:
-        console.print(f"[bold red]wrong, so not measured:[/bold red] {escape(line)}", highlight=False)
-    return 1 if wrong else 0
+    return report_wrong(run, console)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,13 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.epilog = "Here: " + ", ".join(f"{name} {version}" for name, version in found.items())
     parser.epilog += "".join(f"; {name}: {reason}" for name, reason in missing.items())
     parser.add_argument("--cases", nargs="+", choices=KINDS, default=[*KINDS], help="kinds of call (default: all)")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=[*DTYPES], help="dtypes (default: all)")
     parser.add_argument("--shapes", nargs="+", type=_problem, default=[], metavar="B,H,L,D",
                         help="sizes for every kind, in place of its own")  # fmt: skip
     parser.add_argument("--peers", nargs="+", choices=LIBRARIES, default=LIBRARIES, help="libraries (default: all)")
-    parser.add_argument("--threads", type=thread_count, metavar="N", default=BENCH_THREADS, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="a small size, few samples: does it all run?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions and all figures")
+    add_common_options(parser, [*DTYPES])
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the ratios (needs the bench extra)")
     return parser
 

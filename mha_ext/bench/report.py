@@ -18,6 +18,7 @@ __all__ = [
     "LEGEND",
     "comparison_table",
     "describe_run",
+    "doubts",
     "format_bytes",
     "format_ratio",
     "format_seconds",
@@ -61,19 +62,26 @@ def suite_list(quick: bool) -> Table:
     return table
 
 
+def doubts(load_average: float, quick: bool = False) -> str:
+    """Why times may mean little, a line each; nothing if there is no reason. The load is that before the start."""
+    text = ""
+    if load_average > BUSY:
+        text += f"load average {load_average:.1f} in the minute before: if other programs run, do not trust the times\n"
+    if quick:
+        text += "--quick: small sizes and few samples show that all works; their times and ratios mean nothing\n"
+    return text
+
+
 def describe_run(run: Run) -> str:
-    """Machine and peaks in a few lines."""
+    """Machine and peaks in a few lines, and what speaks against the figures."""
     machine = run.machine
     kept = "  ".join(
         f"{kind} {rate:,.0f} {'GB/s' if kind.endswith('bandwidth') else 'GF/s'}"
         for kind, rate in sorted(run.peaks.items())
     )
-    load = machine["load_average"]
-    busy = (
-        f"load average {load:.1f} before the start: other programs ran, do not trust the times\n" if load > BUSY else ""
-    )
     return (
-        f"{busy}{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, ISA level {machine['isa']}\n"
+        f"{doubts(machine['load_average'], run.quick)}"
+        f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, ISA level {machine['isa']}\n"
         f"mha_ext {machine['mha_ext']} ({machine['commit'] or 'no commit known'}), torch {machine['torch']} "
         f"({machine['torch_cpu_capability']}), Python {machine['python']}\n"
         f"measured peaks: {kept or 'none'}"
