@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[Problem, ...]] = {
     TRAINED_CAUSAL: (GPT2,),
     LAYER: (BERT,),
 }
-QUICK = Problem(2, 2, 24, 24, 16)
+QUICK = Problem(2, 2, 23, 23, 16)  # at 24 and 40 keys FlexAttention of torch 2.13 is wrong on AVX2 (reads too far)
 # float16 serves inference, and takes seconds where it has no fast product: a few sizes tell enough.
 SIZES_IN_F16 = {FORWARD: (LONG, BERT, VIT), WEIGHTS: (BERT,), DECODE: KINDS[DECODE]}
 
