@@ -302,32 +302,3 @@ def test_value_is_no_part_of_the_weights(create_graph):
     assert grads[1] is None
     with pytest.raises(RuntimeError, match="used in the graph"):
         torch.autograd.grad(loss, value, create_graph=create_graph)
-
-
-FAR = 2**63 - 1  # the last number of 64 bits; as a side of a window it is no bound
-
-
-@pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize(
-    ("offset", "window", "first", "last"),  # visible: i + first <= j <= i + last
-    [
-        (-FAR - 1, (None, FAR - 1), None, -2),
-        (-FAR - 1, (FAR - 1, FAR - 1), None, -2),
-        (-FAR - 1, (-FAR, None), -1, None),
-        (FAR, (FAR - 1, None), 1, None),
-        (FAR, (None, -FAR), None, 0),
-        (FAR, (FAR - 3, -FAR + 5), 3, 5),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_distances_at_the_ends_of_64_bits(dtype, offset, window, first, last):
-    """The pairs that the mask shows, in the gradients, too, which look from the keys to the queries."""
-    tensors = inputs(Case(dtype=dtype, lq=130, lk=130, d=16, dv=16))
-    distance = torch.arange(130) - torch.arange(130)[:, None]
-    mask = torch.ones(130, 130, dtype=torch.bool)
-    mask &= (distance >= first) if first is not None else mask
-    mask &= (distance <= last) if last is not None else mask
-    got = gradients(tensors, dict(window=window, causal_offset=offset))
-    want = gradients(tensors, dict(mask=mask))
-    for name in want:
-        torch.testing.assert_close(got[name], want[name], msg=lambda text, name=name: f"{name}: {text}")
