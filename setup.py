@@ -5,7 +5,8 @@ the libtorch stable ABI (https://docs.pytorch.org/docs/stable/notes/libtorch_sta
 every torch from 2.10 on, whichever torch happened to be installed at build time.
 
 Environment: ``MHA_EXT_CUDA`` = ``auto`` (the default: for the GPUs of this machine, if there are any), ``0`` (without
-CUDA) or ``1`` (with CUDA or not at all, for the architectures below or those of ``TORCH_CUDA_ARCH_LIST``).
+CUDA) or ``1`` (with CUDA or not at all, for the architectures below or those of ``TORCH_CUDA_ARCH_LIST``, which the
+other choices do not look at).
 """
 
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 import torch
 from setuptools import Extension, setup
 
-if "CUDA_HOME" not in os.environ and Path("/usr/local/cuda/bin/nvcc").exists():
+if not os.environ.get("CUDA_HOME") and Path("/usr/local/cuda/bin/nvcc").exists():
     os.environ["CUDA_HOME"] = "/usr/local/cuda"  # torch guesses from where nvcc is found, which may be a link elsewhere
 
 from torch.utils import cpp_extension  # reads CUDA_HOME at import
@@ -41,6 +42,7 @@ COMPILE_FLAGS = [
 ]
 # Ampere, Hopper and the two Blackwells as machine code, and PTX for everything else from Ampere on.
 CUDA_ARCHS = ["8.0", "9.0", "10.0", "12.0+PTX"]
+CUDA_NAME = "mha_ext._C_cuda"
 OLDEST_CAPABILITY = (8, 0)  # the first with mma of bfloat16 and cp.async
 
 
@@ -70,7 +72,7 @@ def cpu_extension() -> Extension:
 def cuda_extension(archs: list[str]) -> Extension:
     cuda_headers = f"-isystem{cpp_extension.CUDA_HOME}/include"
     return Extension(
-        "mha_ext._C_cuda",
+        CUDA_NAME,
         files("csrc/ops/cuda/*.cpp", "csrc/cuda/launch/*.cu"),
         depends=files("csrc/**/*.h", "csrc/**/*.inl", "csrc/**/*.cuh"),
         library_dirs=cpp_extension.library_paths("cuda"),
@@ -123,8 +125,10 @@ def why_no_cuda() -> str | None:
     """What keeps CUDA code from being built here, if anything does."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
-    if cpp_extension.CUDA_HOME is None or not Path(cpp_extension.CUDA_HOME, "bin", "nvcc").exists():
+    if cpp_extension.CUDA_HOME is None:
         return "there is no nvcc: set CUDA_HOME"
+    if not Path(cpp_extension.CUDA_HOME, "bin", "nvcc").exists():
+        return f"there is no bin/nvcc in CUDA_HOME, {cpp_extension.CUDA_HOME}"
     found = re.search(r"release (\d+)\.\d+", nvcc_says("--version"))
     major = torch.version.cuda.split(".")[0]
     if found is None or found[1] != major:
@@ -147,9 +151,9 @@ def why_not_for(archs: list[str]) -> str | None:
 
 def cuda_archs() -> list[str]:
     """The architectures to build for; none: no CUDA."""
-    wanted = os.environ.get("MHA_EXT_CUDA", "auto")
+    wanted = os.environ.get("MHA_EXT_CUDA") or "auto"
     if wanted not in ("auto", "0", "1"):
-        sys.exit(f"MHA_EXT_CUDA must be auto, 0 or 1, got {wanted}")
+        sys.exit(f"MHA_EXT_CUDA must be auto, 0 or 1, got {wanted!r}")
     if wanted == "0":
         return []
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
@@ -165,11 +169,20 @@ def cuda_archs() -> list[str]:
     return []
 
 
+class BuildExt(cpp_extension.BuildExtension):
+    """Leaves no library of CUDA kernels from an earlier build beside a new one without: the two would not fit."""
+
+    def run(self) -> None:
+        if not any(extension.name == CUDA_NAME for extension in self.extensions):
+            Path(self.get_ext_fullpath(CUDA_NAME)).unlink(missing_ok=True)
+        super().run()
+
+
 if sys.platform == "win32":
     sys.exit("mha_ext builds on Linux and macOS with gcc or clang; MSVC has no vector extensions")
 
 archs = cuda_archs()
 setup(
     ext_modules=[cpu_extension(), *([cuda_extension(archs)] if archs else [])],
-    cmdclass={"build_ext": cpp_extension.BuildExtension},
+    cmdclass={"build_ext": BuildExt},
 )

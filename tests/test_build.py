@@ -22,7 +22,7 @@ def setup(**environment):
 def test_an_unknown_choice_is_refused():
     done = setup(MHA_EXT_CUDA="yes")
     assert done.returncode
-    assert "MHA_EXT_CUDA must be auto, 0 or 1, got yes" in done.stderr
+    assert "MHA_EXT_CUDA must be auto, 0 or 1, got 'yes'" in done.stderr
 
 
 def test_without_cuda_nothing_is_said():

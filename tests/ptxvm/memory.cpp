@@ -78,7 +78,8 @@ static void record_read(ShadowCell& cell, const Warp& warp, int thread) {
   cell.read_sync = warp.sync_count;
 }
 
-inline void Shadow::check_cell(ShadowCell& cell, const Warp& warp, const Instruction& instruction, int lane, Access kind) {
+inline void Shadow::check_cell(ShadowCell& cell, const Warp& warp, const Instruction& instruction, int lane,
+                               Access kind) {
   const int thread = warp.thread(lane);
   Findings& findings = machine().findings;
   if (cell.copier >= 0) {
