@@ -222,6 +222,21 @@ def test_nn_multihead_attention(name):
     assert_rounding_only(got, [y.float() for y in want], (*args, *ours.parameters()), name, dtype=torch.float32)
 
 
+def test_weights_that_torch_writes_out_take_one_node():
+    """torch's own module, exported by torch, is products and a softmax where its weights are asked for."""
+    theirs = nn.MultiheadAttention(WIDTH, 4, batch_first=True).eval()
+    ours = copy.deepcopy(theirs)
+    assert not mha_ext.swap_attention(ours).left
+    args, nodes = (torch.randn(2, 5, WIDTH),) * 3, {}
+    for layer in (theirs, ours):
+        nodes[layer] = operators(exported(layer, args))
+    assert "Attention" not in nodes[theirs]
+    assert nodes[theirs].count("Softmax") == 1
+    assert nodes[ours].count("Attention") == 1
+    assert "Softmax" not in nodes[ours]
+    assert len(nodes[ours]) < len(nodes[theirs])
+
+
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_an_encoder_of_torch_with_swapped_attention():
     class Padded(nn.Module):
