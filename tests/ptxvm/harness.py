@@ -1,10 +1,10 @@
 """Run CUDA kernels in the interpreter from Python, launch code included.
 
 folder = Path(".cache/ptxvm")
-library = build_kernels(["csrc/cuda/launch/product.cu", "tests/ptxvm/shim.cu"], folder)
+library = build_kernels(["csrc/cuda/launch/dropout.cu", "shim.cu"], folder)  # README.md shows the shim
 vm = Interpreter(library)
-with vm.checked(a=a, b=b, out=out):  # tensors the kernels may touch, by name; raises with the findings
-    vm.library.launch_it(ctypes.c_void_p(a.data_ptr()), ...)
+with vm.checked(const_weights=weights, const_seed=seed, out=out):  # what kernels may touch, by name; raises findings
+    vm.library.run_dropout(ctypes.c_void_p(weights.data_ptr()), ...)
 """
 
 import contextlib
