@@ -83,5 +83,12 @@ def load_cuda() -> ModuleType | None:
     return module
 
 
+def why_no_gpu() -> str | None:
+    """What keeps the CUDA kernels from running here, if anything does."""
+    if cuda is None:
+        return f"CUDA library {shared_objects['_C_cuda']}"
+    return None if torch.cuda.is_available() else "torch sees no GPU"
+
+
 core = load_core()
 cuda = load_cuda()

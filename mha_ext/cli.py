@@ -114,6 +114,7 @@ def _info(options: argparse.Namespace, console: Console, parser: argparse.Argume
         "torch": torch.__version__,
         "python": platform.python_version(),
         **{f"library {name}": where for name, where in _load.shared_objects.items()},
+        **_cuda_rows(),
         "ISA levels here": ", ".join(supported_isas()),
         "ISA level in use": isa(),
         "threads": str(torch.get_num_threads()),
@@ -125,6 +126,13 @@ def _info(options: argparse.Namespace, console: Console, parser: argparse.Argume
     return 0
 
 
+def _cuda_rows() -> dict[str, str]:
+    if _load.cuda is None:
+        return {}
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"CUDA architectures": _load.cuda.archs, "GPU": ", ".join(gpus) or "none that torch sees"}
+
+
 def _bench(options: argparse.Namespace, console: Console, parser: argparse.ArgumentParser) -> int:
     if options.compare:
         return _compare(options.compare, console, parser)
@@ -134,10 +142,18 @@ def _bench(options: argparse.Namespace, console: Console, parser: argparse.Argum
     check_outputs(options, parser)
 
     suites = tuple(SUITES) if options.suite == "all" else (options.suite,)
-    with progress_bar(sum(len(SUITES[name].cases(options.quick)) for name in suites), console) as progress:
-        run = run_suites(suites, options.quick, progress)
-    if options.json:
-        run.save(options.json)
+    total = sum(len(SUITES[name].cases(options.quick)) for name in suites)
+    if not total:
+        console.print(f"suite {options.suite} has no cases here: {escape(str(SUITES[options.suite].why_empty()))}")
+        return 1
+
+    def keep(run: Run) -> None:  # after each case, so that a run that is cut off leaves what it has measured
+        if options.json:
+            run.save(options.json)
+
+    with progress_bar(total, console) as progress:
+        run = run_suites(suites, options.quick, progress, keep)
+    keep(run)
     console.print(describe_run(run), highlight=False)
     for table in result_tables(run):
         console.print(table)

@@ -31,7 +31,7 @@ fused_attention_eager, fused_attention_backward_eager = (
 )
 
 
-KERNELS = "cpu and cuda" if _load.cuda else "cpu only"
+KERNELS = "cpu and cuda" if _load.cuda else f"cpu only ({_load.why_no_gpu()})"
 DEVICES = ("cpu", "meta", *(("cuda",) if _load.cuda else ()))
 AVERAGING_DEVICES = ("cpu", "meta")  # whose kernels can take the mean of the weights over the heads
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -31,6 +31,7 @@ CORE = (
 
 
 def pytest_configure(config):
+    other_devices.check_names()
     config.addinivalue_line(
         "markers", "core: kernels and semantics, without compile, docs and the wider torch machinery"
     )

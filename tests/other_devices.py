@@ -14,7 +14,28 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NAMES = tuple(name for name in os.environ.get("MHA_EXT_TEST_ON", "").split(",") if name)
+from mha_ext._load import why_no_gpu
+
+KNOWN = ("cuda", "ptx80", "ptx90")
+GIVEN = os.environ.get("MHA_EXT_TEST_ON", "")
+
+
+def split(given):
+    return tuple(name for name in given.split(",") if name)
+
+
+NAMES = split(GIVEN)
+
+
+def check_names(given=GIVEN):
+    """Raises pytest.UsageError for a MHA_EXT_TEST_ON that tests cannot run on."""
+    names = split(given)
+    if not set(names) <= set(KNOWN):
+        raise pytest.UsageError(
+            f"MHA_EXT_TEST_ON must be some of {', '.join(KNOWN)} with commas between, got {given!r}"
+        )
+    if "cuda" in names and (reason := why_no_gpu()):
+        raise pytest.UsageError(f"MHA_EXT_TEST_ON={given} needs a GPU: {reason}")
 
 
 def on(name):

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 import mha_ext
-from mha_ext import cli, demo
-from mha_ext.bench.run import run_suites
+from mha_ext import _load, cli, demo
+from mha_ext._load import why_no_gpu
+from mha_ext.bench import run as bench_run
+from mha_ext.bench.records import Run
+from mha_ext.bench.run import run_case, run_suites
 from mha_ext.bench.suite_attention import TINY
 from mha_ext.bench.suites import SUITES
 
@@ -44,6 +47,14 @@ def test_info_tells_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     expected = [mha_ext.__version__, torch.__version__, mha_ext.isa(), mha_ext.build_info()["compiler"], "_C_cuda"]
     for part in (*expected, *mha_ext.supported_isas()):
         assert part in text
+
+
+@pytest.mark.skipif(_load.cuda is None, reason="needs a build with CUDA")
+def test_info_tells_what_the_cuda_library_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = run(capsys, "info")
+    assert _load.cuda.archs in text
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch sees"
+    assert gpu in text
 
 
 def test_python_m_is_the_same_command() -> None:
@@ -132,6 +143,30 @@ def test_bench_lists_a_line_a_suite_without_running(
     assert [[name, str(len(suite.cases(False)))] for name, suite in SUITES.items()] == [
         line for line in lines if line and line[0] in SUITES
     ]
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
+def test_bench_says_why_a_suite_is_empty(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+    file = tmp_path / "run.json"
+    status, text = run(capsys, "bench", "--suite", "cuda", "--json", str(file))
+    assert status == 1
+    assert " ".join(text.split()) == f"suite cuda has no cases here: {why_no_gpu()}"
+    assert not file.exists()
+
+
+def test_bench_keeps_what_it_has_measured_when_it_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    file, cases = tmp_path / "run.json", []
+
+    def cut_off(*arguments):
+        if cases:
+            raise KeyboardInterrupt
+        cases.append(run_case(*arguments))
+        return cases[0]
+
+    monkeypatch.setattr(bench_run, "run_case", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        cli.main(["bench", "--quick", "--suite", "overhead", "--json", str(file)])
+    assert Run.load(file).results == cases
 
 
 def test_bench_fails_when_a_result_is_wrong(

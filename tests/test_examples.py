@@ -31,7 +31,7 @@ def done(request, tmp_path):
     """What an example printed, in a folder of its own where it left its picture."""
     needs, arguments = ARGUMENTS[request.param]
     for package in needs:
-        pytest.importorskip(package, reason=f"{request.param}.py needs {package}: pip install '.[examples]'")
+        pytest.importorskip(package, reason=f"{request.param}.py needs {package}: pip install 'mha_ext[examples]'")
     finished = run(request.param, *arguments, "--output", tmp_path / "picture.png", folder=tmp_path)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return request.param, finished.stdout, tmp_path
@@ -63,7 +63,7 @@ def test_a_missing_package_is_named_with_the_extra(name, extras, tmp_path):
     """matplotlib is shadowed by a module that fails as a missing one does."""
     (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')")
     for package in ARGUMENTS[name][0]:
-        pytest.importorskip(package, reason=f"{name}.py needs {package}: pip install '.[examples]'")
+        pytest.importorskip(package, reason=f"{name}.py needs {package}: pip install 'mha_ext[examples]'")
     command = (
         f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(EXAMPLES / name)!r} + '.py')"
     )
@@ -75,8 +75,8 @@ def test_a_missing_package_is_named_with_the_extra(name, extras, tmp_path):
 
 
 def test_a_model_without_class_token_is_refused(tmp_path):
-    pytest.importorskip("timm", reason="vit_attention.py needs timm: pip install '.[examples]'")
-    pytest.importorskip("skimage", reason="vit_attention.py needs skimage: pip install '.[examples]'")
+    pytest.importorskip("timm", reason="vit_attention.py needs timm: pip install 'mha_ext[examples]'")
+    pytest.importorskip("skimage", reason="vit_attention.py needs skimage: pip install 'mha_ext[examples]'")
     for model, message in (("resnet18", "must be a ViT with a class token"), ("vit_none", "must be a model of timm")):
         finished = run("vit_attention", "--model", model, folder=tmp_path)
         assert finished.returncode == 1

@@ -57,6 +57,22 @@ def test_the_bound_is_the_unit_that_is_busy_longest():
     assert bound.bound({"loop": 10}, "sm_80") is None
 
 
+def test_a_library_in_place_is_found(monkeypatch, tmp_path):
+    (tmp_path / "mha_ext").mkdir()
+    built = tmp_path / "mha_ext" / "_C_cuda.so"
+    built.touch()
+    monkeypatch.setattr(gauge, "HERE", tmp_path / "tests" / "gauge")
+    assert gauge.library() == built
+
+
+def test_storing_keeps_other_architectures(tmp_path):
+    old, new = {"kernel": {"registers": 40}}, {"kernel": {"registers": 32}}
+    file = tmp_path / "table.json"
+    file.write_text(gauge.text_of_json({"sm_80": old, "sm_90": old}))
+    assert gauge.store({"sm_80": new, "sm_120": new}, file) == ["sm_90"]
+    assert json.loads(file.read_text()) == {"sm_120": new, "sm_80": new, "sm_90": old}
+
+
 @pytest.fixture(scope="module")
 def measured():
     table = gauge.measure_all(LIBRARY)

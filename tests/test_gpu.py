@@ -5,11 +5,9 @@ import torch
 from tolerances import assert_same_bits
 
 import mha_ext
-from mha_ext import _load
+from mha_ext._load import why_no_gpu
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or _load.cuda is None, reason="needs a GPU and a build with CUDA"
-)
+pytestmark = pytest.mark.skipif(why_no_gpu() is not None, reason=f"needs a GPU: {why_no_gpu()}")
 
 
 def inputs(dtype=torch.float16, shape=(2, 4, 130, 64), requires_grad=False):

@@ -16,7 +16,7 @@ from torch import nn
 
 import mha_ext
 
-HOW = "pip install '.[onnx]'"
+HOW = "pip install 'mha_ext[onnx]'"
 pytest.importorskip("onnxscript", reason=f"onnxscript is not installed: {HOW}")
 onnx = pytest.importorskip("onnx", reason=f"onnx is not installed: {HOW}")
 from onnx.reference import ReferenceEvaluator  # noqa: E402

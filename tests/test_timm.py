@@ -11,7 +11,7 @@ from tolerances import assert_rounding_only
 
 import mha_ext
 
-timm = pytest.importorskip("timm", reason="timm is not installed: pip install '.[timm]'")
+timm = pytest.importorskip("timm", reason="timm is not installed: pip install 'mha_ext[timm]'")
 
 from timm import layers  # noqa: E402
 from timm.models import beit, cait, eva, swin_transformer, vision_transformer, vision_transformer_relpos  # noqa: E402

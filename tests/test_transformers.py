@@ -10,7 +10,7 @@ from test_fused import Calls
 import mha_ext.integrations.transformers as integration
 
 transformers = pytest.importorskip(
-    "transformers", reason="transformers is not installed: pip install '.[transformers]'"
+    "transformers", reason="transformers is not installed: pip install 'mha_ext[transformers]'"
 )
 integration.register()
 

@@ -10,7 +10,7 @@ import torch
 
 import mha_ext
 
-pytest.importorskip("mypy", reason="mypy is not installed: pip install '.[test]'")
+pytest.importorskip("mypy", reason="mypy is not installed: pip install 'mha_ext[test]'")
 PACKAGE = Path(mha_ext.__file__).parent
 PROGRAM = Path(__file__).with_name("typed_user.py")
 

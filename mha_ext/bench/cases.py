@@ -94,12 +94,14 @@ class Case:
 class Suite:
     """What `mha-ext bench` can be asked for. `cases(quick)` lists the cases, in quick runs small ones.
 
-    A suite with an `environment` runs in a process of its own that starts with these variables.
+    A suite with an `environment` runs in a process of its own that starts with these variables. `why_empty` says why
+    there are no cases on this machine, if there are none.
     """
 
     about: str
     cases: Callable[[bool], list[Case]]
     environment: Mapping[str, str] = field(default_factory=dict)
+    why_empty: Callable[[], str | None] = lambda: None
 
 
 def short_name(dtype: torch.dtype) -> str:

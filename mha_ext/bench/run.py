@@ -23,17 +23,19 @@ from .timing import FULL, QUICK, Budget, time_interleaved
 __all__ = ["run_cases", "run_suites"]
 
 Progress = Callable[[str, int], None]  # what starts now, and how many cases that is
+Keep = Callable[[Run], None]  # the run as far as it is, after each case
 
 
-def run_suites(suites: Sequence[str], quick: bool, progress: Progress) -> Run:
+def run_suites(suites: Sequence[str], quick: bool, progress: Progress, keep: Keep = lambda run: None) -> Run:
     """Run suites on torch's number of threads, each in this process or in one with the environment that it asks for."""
     here = [name for name in suites if _is_set(SUITES[name].environment)]
-    run = run_cases([pair for name in here for pair in listed(name, quick)], quick, progress)
+    run = run_cases([pair for name in here for pair in listed(name, quick)], quick, progress, keep=keep)
     for name in suites:
         count = len(SUITES[name].cases(quick))
         if name not in here and count:
             progress(f"suite {name}, in a process of its own", count)
-            run.results += _in_own_process(name, quick).results
+            run.results += _in_own_process(name, quick, count).results
+            keep(run)
     order = list(suites)
     run.results.sort(key=lambda result: order.index(result.suite))
     return run
@@ -44,8 +46,12 @@ def run_cases(
     quick: bool,
     progress: Progress = lambda text, count: None,
     budget: Budget | None = None,
+    keep: Keep = lambda run: None,
 ) -> Run:
-    """Run cases, each given with the name of its suite, in this process; `budget` in place of the usual one."""
+    """Run cases, each given with the name of its suite, in this process; `budget` in place of the usual one.
+
+    What `keep` gets lacks the peaks, which are known at the end.
+    """
     budget = budget or (QUICK if quick else FULL)
     threads = torch.get_num_threads()
     peaks = Peaks(threads)
@@ -55,6 +61,7 @@ def run_cases(
         if not case.in_fresh_process and case.device == "cpu":
             peaks.measure(case.work, case.dtype_name)
         run.results.append(run_case(suite, case, quick, budget))
+        keep(run)
     run.peaks = peaks.rates
     run.results = [
         replace(result, least_seconds=least_seconds(result.work, result.dtype, peaks.rates))
@@ -83,7 +90,7 @@ def _is_set(environment: Mapping[str, str]) -> bool:
     return all(os.environ.get(name) == value for name, value in environment.items())
 
 
-def _in_own_process(suite: str, quick: bool) -> Run:
+def _in_own_process(suite: str, quick: bool, cases: int) -> Run:
     """Raises RuntimeError if that process fails."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
@@ -91,6 +98,7 @@ def _in_own_process(suite: str, quick: bool) -> Run:
         command += ["--threads", str(torch.get_num_threads()), *(["--quick"] if quick else [])]
         environment = {**os.environ, **SUITES[suite].environment}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if not file.exists():  # a wrong result ends it with 1, but is in the file
+        run = Run.load(file) if file.exists() else None
+        if run is None or len(run.results) < cases:  # a wrong result ends it with 1, too, but is in the file
             raise RuntimeError(f"suite {suite}, in a process of its own, failed:\n{done.stdout}{done.stderr}")
-        return Run.load(file)
+        return run

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mha_ext import _load
+from mha_ext._load import why_no_gpu
 
 from .cases import OURS, PLAIN, SDPA, Case, Contest, Function, Passes, Results, backward, forward, visible_pairs
 from .problem import Options, Problem, functions, plain_attention
@@ -42,7 +42,7 @@ QUICK = (("short text, causal", Problem(2, 4, 96, 96, 64), True),)
 
 
 def cuda_cases(quick: bool) -> list[Case]:
-    if not torch.cuda.is_available() or _load.cuda is None:
+    if why_no_gpu():
         return []
     rows = QUICK if quick else ROWS
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import mha_ext
+from mha_ext._load import why_no_gpu
 
 from .cases import Case, Suite
 from .suite_attention import (
@@ -34,8 +35,12 @@ AVX2 = {
 }
 
 
+def _why_no_avx2() -> str | None:
+    return None if "avx2" in mha_ext.supported_isas() else "mha_ext's AVX2 level is absent"
+
+
 def _on_avx2(quick: bool) -> list[Case]:
-    if "avx2" not in mha_ext.supported_isas():
+    if _why_no_avx2():
         return []
     return [case for case in forward_cases(quick) if case.dtype == torch.float32]
 
@@ -50,9 +55,13 @@ SUITES = {
     "dropout": Suite("dropout against none", dropout_cases),
     "overhead": Suite("the smallest call: what a call costs by itself", overhead_cases),
     "threads": Suite("all threads against one", threads_cases),
-    "avx2": Suite("forward on the AVX2 level, against torch held to AVX2", _on_avx2, AVX2),
+    "avx2": Suite("forward on the AVX2 level, against torch held to AVX2", _on_avx2, AVX2, _why_no_avx2),
     "memory": Suite("extra memory of forward + backward of a long text", memory_cases),
-    "cuda": Suite("a GPU: forward, backward, weights, one query, against every backend of SDPA", cuda_cases),
+    "cuda": Suite(
+        "a GPU: forward, backward, weights, one query, against every backend of SDPA",
+        cuda_cases,
+        why_empty=why_no_gpu,
+    ),
     "steps": Suite("attention_scores, masked_softmax, weighted_sum one by one", steps),
     "modules": Suite("MultiHeadAttention, projections and all", modules),
 }

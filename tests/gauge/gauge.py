@@ -1,13 +1,15 @@
 """What a build's machine code is like, kernel by kernel: registers, stack, shared memory, and the mix of the main loop.
 
 ``python tests/gauge/gauge.py`` prints it for the ``mha_ext._C_cuda`` that is installed or built in place, ``--write``
-stores it in table.json beside this file, which test_gauge.py holds every later build against. It needs nvdisasm and
-cuobjdump (``pip install '.[gauge]'``); no GPU.
+stores it in table.json beside this file, which test_gauge.py holds every later build against; what is stored of
+architectures that this build has no code for stays. It needs nvdisasm and cuobjdump
+(``pip install 'mha_ext[gauge]'``); no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import re
 import shutil
@@ -41,8 +43,12 @@ def missing_tools() -> list[str]:
 
 
 def library() -> Path | None:
-    """The newest ``mha_ext._C_cuda`` that Python would find, if there is one."""
-    found = [path for entry in sys.path for path in Path(entry or ".").glob("mha_ext/_C_cuda*.so")]
+    """The newest ``mha_ext._C_cuda``: of this source tree, of what Python imports, and of an installation that this
+    hides."""
+    spec = importlib.util.find_spec("mha_ext")  # knows editable installations, too
+    folders = [HERE.parents[1] / "mha_ext", *(Path(entry or ".") / "mha_ext" for entry in sys.path)]
+    folders += map(Path, (spec and spec.submodule_search_locations) or ())
+    found = [path for folder in folders for path in folder.glob("_C_cuda*.so")]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -139,6 +145,13 @@ def text_of_json(table: dict[str, Rows]) -> str:
     return "{\n" + ",\n".join(archs) + "\n}\n"
 
 
+def store(table: dict[str, Rows], file: Path) -> list[str]:
+    """Write the table. Returns the architectures that it lacks, of which the file keeps what it has."""
+    stored = json.loads(file.read_text())
+    file.write_text(text_of_json(dict(sorted({**stored, **table}.items()))))
+    return [arch for arch in stored if arch not in table]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="store the table")
@@ -149,7 +162,8 @@ def main() -> None:
     table = measure_all(built)
     print(text_of(table))
     if arguments.write:
-        TABLE.write_text(text_of_json(table))
+        kept = store(table, TABLE)
+        print(f"stored: {', '.join(table)}" + (f"; kept, as this build has none: {', '.join(kept)}" if kept else ""))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Build the interpreter: libptxvm.so and the stand-in libcudart.so.13, into a folder the caller names.
 
-From the command line: `python tests/ptxvm/build.py FOLDER`.
+From the command line: `python tests/ptxvm/build.py FOLDER`. MAX_JOBS compilers at once, as in torch's builds.
 """
 
+import argparse
 import contextlib
 import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,6 +51,11 @@ def run(command, **options):
     return done.stdout
 
 
+def jobs() -> int:
+    """How many compilers may run at once."""
+    return int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+
+
 def processor() -> str:
     """What -march=native depends on."""
     try:
@@ -87,7 +92,7 @@ def build_interpreter(folder: Path) -> Path:
     with locked(folder):
         if libraries.exists():
             return libraries
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(jobs()) as pool:
             compiled = pool.map(lambda source: _compile(source, folder, home), sources)
             objects = {source.stem: path for source, path in zip(sources, compiled, strict=True)}
         cudart = objects.pop("cudart")
@@ -101,4 +106,6 @@ def build_interpreter(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(build_interpreter(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="takes the build; an earlier one is taken from it")
+    print(build_interpreter(parser.parse_args().folder))

@@ -11,11 +11,10 @@ import contextlib
 import ctypes
 import hashlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .build import build_interpreter, cuda_home, digest, locked, run
+from .build import build_interpreter, cuda_home, digest, jobs, locked, run
 
 CACHE = Path(__file__).resolve().parents[2] / "build" / "ptxvm"  # of the tests; anything in it can be made again
 
@@ -44,7 +43,7 @@ def build_kernels(sources, folder, architecture=80, include=(), defines=(), depe
     sources, folder = [Path(source).resolve() for source in sources], Path(folder)
     libraries = build_interpreter(folder)
     command = nvcc_command(architecture, include, defines)
-    with locked(folder), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with locked(folder), ThreadPoolExecutor(jobs()) as pool:
         objects = list(pool.map(lambda source: _compile(source, folder, command, depends), sources))
         result = folder / f"kernels.{digest(objects, str(libraries))}.so"
         if not result.exists():
