@@ -79,7 +79,7 @@ def load_cuda() -> ModuleType | None:
         shared_objects["_C_cuda"] = f"not loaded: {error}"
         return None
     if module is None:
-        shared_objects["_C_cuda"] = "not built: MHA_EXT_CUDA=1 pip install --no-build-isolation . builds it, see README.md"
+        shared_objects["_C_cuda"] = "not built: see README.md for MHA_EXT_CUDA=1"
     return module
 
 
