@@ -4,7 +4,6 @@ rows, huge logits; and how results are laid out in memory."""
 import math
 
 import cases
-import operators
 import oracle
 import pytest
 import torch
@@ -303,41 +302,3 @@ def test_value_is_no_part_of_the_weights(create_graph):
     assert grads[1] is None
     with pytest.raises(RuntimeError, match="used in the graph"):
         torch.autograd.grad(loss, value, create_graph=create_graph)
-
-
-FAR = operators.UNBOUNDED - 1  # the last number of 64 bits that is a bound
-
-
-def attend_and_back(tensors, mask, left, right, offset):
-    """Output and gradients, from the operators themselves: attention() stops at 2^60."""
-    first = (*tensors, 0.25, -math.inf, right)
-    options = (None, None, mask, None, None, None, left, offset, 0.0, 0.0)
-    output = torch.ops.mha_ext.fused_attention(*first, False, False, *options)[0]
-    grad = torch.ones_like(output)
-    backward = operators.fused_backward(first, options, grad, None, (True, True, True, False))
-    return output, *torch.ops.mha_ext.fused_attention_backward(*backward)[:3]
-
-
-@pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize(
-    ("offset", "left", "right", "first", "last"),  # visible: i + first <= j <= i + last
-    [
-        (-FAR - 2, operators.UNBOUNDED, FAR, -200, -2),
-        (-FAR - 2, FAR, FAR, -200, -2),
-        (-FAR - 2, -FAR - 1, operators.UNBOUNDED, -1, 200),
-        (FAR + 1, FAR, operators.UNBOUNDED, 1, 200),
-        (FAR + 1, operators.UNBOUNDED, -FAR - 1, -200, 0),
-        (FAR, FAR - 3, -FAR + 5, 3, 5),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_distances_at_the_ends_of_64_bits(dtype, offset, left, right, first, last):
-    """The pairs that a mask shows, in the gradients, too, where tiles of keys look for their queries."""
-    tensors = [torch.randn(1, 2, 130, 16).to(dtype) for _ in range(3)]
-    distance = torch.arange(130) - torch.arange(130)[:, None]
-    mask = ((distance >= first) & (distance <= last)).expand(1, 1, 130, 130)
-    unbounded = operators.UNBOUNDED
-    got = attend_and_back(tensors, None, left, right, offset)
-    want = attend_and_back(tensors, mask, unbounded, unbounded, 0)
-    for name, x, y in zip(("output", "query", "key", "value"), got, want, strict=True):
-        torch.testing.assert_close(x, y, msg=lambda text, name=name: f"{name}: {text}")

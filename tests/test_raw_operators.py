@@ -308,6 +308,16 @@ def test_numbers_of_the_softmax_are_checked_in_both_directions(softcap, mask_val
         torch.ops.mha_ext.masked_softmax_backward(scores, scores, None, None, scores, *numbers, False)
 
 
+@pytest.mark.parametrize("name", ["window_left", "window_right", "causal_offset"])
+@pytest.mark.parametrize("far", [2**60 + 1, 2**63 - 2, -(2**60) - 1, -(2**63)])
+def test_distances_are_those_that_attention_takes(name, far):
+    """Sums of longer ones would stop at the ends of 64 bits; 2^63 - 1 is no bound of a window."""
+    scores, unbounded = torch.rand(1, 1, 3, 4), 2**63 - 1
+    numbers = {"window_left": unbounded, "window_right": unbounded, "causal_offset": 0, name: far}
+    with pytest.raises(ValueError, match=rf"{name} must stay within 2\^60, got {far}"):
+        torch.ops.mha_ext.masked_softmax(scores, None, None, None, None, None, *numbers.values(), 0.0, -torch.inf)
+
+
 def test_no_mask_value_is_minus_infinity():
     scores, mask, unbounded = torch.rand(1, 1, 3, 4), torch.rand(1, 1, 3, 4) < 0.5, 2**63 - 1
     results = [

@@ -47,13 +47,22 @@ MHA_DEVICE TileWalk key_tiles(const BatchVisibility& v, int64_t keys, int tile, 
   return w;
 }
 
-// Query tiles of keys [begin, end): of the queries i with  j - last <= i <= j - first  for a key j of them.
+MHA_DEVICE int64_t minus(int64_t x) { return x == INT64_MIN ? INT64_MAX : -x; }
+
+// Query tiles of keys [begin, end): of the queries i with  j - off - right <= i <= j - off + left  for a key j of them.
 MHA_DEVICE TileWalk query_tiles(const BatchVisibility& v, int64_t queries, int tile, int64_t begin, int64_t end,
                                 bool all) {
   const int64_t last = min_of(end, v.keys) - 1;
+  const auto first_query = [&](int64_t key) {
+    return v.right == INT64_MAX ? 0 : saturating_add(saturating_add(key, minus(v.offset)), minus(v.right));
+  };
+  const auto end_query = [&](int64_t key) {
+    if (v.left == INT64_MAX) return queries;
+    return saturating_add(saturating_add(saturating_add(key, minus(v.offset)), v.left), 1);
+  };
   KeyRange some{0, 0}, every{0, 0};
-  if (last >= begin) some = {begin - v.last, last - v.first + 1};
-  if (!v.mask && begin + kGradTile <= v.keys) every = {last - v.last, begin - v.first + 1};
+  if (last >= begin) some = {first_query(begin), end_query(last)};
+  if (!v.mask && begin + kGradTile <= v.keys) every = {first_query(last), end_query(begin)};
   return TileWalk::of(queries, tile, all ? KeyRange{0, queries} : some, every);
 }
 

@@ -8,12 +8,21 @@ struct VisibilityArguments {
   int64_t window_left, window_right, causal_offset;
 };
 
+// Positions and distances end here. The backward of the CUDA kernels turns i + offset + right >= j around, which would
+// give other pairs where a sum of them stops at the ends of int64.
+void require_near(const char* name, int64_t x) {
+  constexpr int64_t kLimit = int64_t{1} << 60;
+  require(-kLimit <= x && x <= kLimit, name, " must stay within 2^60, got ", x);
+}
+
 Visibility visibility(const VisibilityArguments& from, const BatchShape& batch, int64_t rows, int64_t cols) {
   Visibility v;
   v.window_left = from.window_left;
   v.window_right = from.window_right;
   v.causal_offset = from.causal_offset;
-  require(from.window_left != INT64_MIN, "window_left must be above -2^63");  // its negation is needed
+  if (from.window_left != INT64_MAX) require_near("window_left", from.window_left);
+  if (from.window_right != INT64_MAX) require_near("window_right", from.window_right);
+  require_near("causal_offset", from.causal_offset);
   if (from.mask) {
     require_type("mask", *from.mask, ScalarType::Bool);
     v.mask = matrices<Input>("mask", *from.mask, batch, rows, cols);
