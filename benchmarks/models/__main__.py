@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from mha_ext.bench.cases import short_name
+from mha_ext.bench.records import Run
 from mha_ext.bench.report import describe_run
 from mha_ext.cli import check_outputs, new_console, progress_bar, report_wrong
 
@@ -66,11 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     libraries, missing = installed(options.libraries)
     cases = [*cases_of(libraries, options)]
+
+    def keep(run: Run) -> None:  # after each case, so that a run that is cut off leaves what it has measured
+        run.machine["missing"] = missing
+        if options.json:
+            run.save(options.json)
+
     with progress_bar(len(cases), console) as progress:
-        run = measure(cases, libraries, options.quick, options.threads, progress)
-    run.machine["missing"] = missing
-    if options.json:
-        run.save(options.json)
+        run = measure(cases, libraries, options.quick, options.threads, progress, keep)
+    keep(run)
     console.print(describe_run(run), highlight=False)
     console.print(library_table(run))
     for dtype in options.dtype:

@@ -15,7 +15,7 @@ import mha_ext
 from mha_ext.bench.cases import OURS, Results, Work, short_name
 from mha_ext.bench.machine import describe
 from mha_ext.bench.records import Result, Row, Run
-from mha_ext.bench.run import Progress
+from mha_ext.bench.run import Keep, Progress
 from mha_ext.bench.timing import QUICK, Budget, time_interleaved
 
 from .model import Call, Inputs, Library, Model
@@ -95,8 +95,10 @@ def measure(
     quick: bool,
     threads: int,
     progress: Progress,
+    keep: Keep,
 ) -> Run:
-    """Run the cases, of models of these libraries, whose versions `machine` of the result has."""
+    """Run the cases, of models of these libraries, whose versions `machine` of the result has. After each case `keep`
+    gets the run as far as it is."""
     run = Run(describe(threads), quick)
     versions = {way: importlib.metadata.version(library.package) for library in libraries for way in library.ways}
     run.machine["libraries"] = {OURS: mha_ext.__version__, **versions}
@@ -105,4 +107,5 @@ def measure(
         result = run_case(model, kind, dtype, QUICK if quick else FULL)
         if result is not None:
             run.results.append(result)
+            keep(run)
     return run

@@ -20,7 +20,7 @@ from .records import Result, Row, Run
 from .suites import SUITES, listed
 from .timing import FULL, QUICK, Budget, time_interleaved
 
-__all__ = ["run_cases", "run_suites"]
+__all__ = ["Keep", "Progress", "run_cases", "run_suites"]
 
 Progress = Callable[[str, int], None]  # what starts now, and how many cases that is
 Keep = Callable[[Run], None]  # the run as far as it is, after each case
