@@ -65,13 +65,13 @@ class Wrong(nn.MultiheadAttention):
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch):
-    def with_a_wrong_one(model):
+    def with_a_wrong_one(way, model):
         wrong = nn.MultiheadAttention(32, 2, batch_first=True).eval()
         wrong.load_state_dict(model.state_dict())
         wrong.__class__ = Wrong
-        return {"torch.nn": model, OURS: wrong}
+        return {way: model, OURS: wrong}
 
-    monkeypatch.setattr(with_torch, "both", with_a_wrong_one)
+    monkeypatch.setattr(with_torch, "beside_ours", with_a_wrong_one)
     layer = with_torch.QUICK_MODELS[1]
     for kind in measure.PASSES:
         result = measure.run_case(layer, kind, torch.float32, QUICK)

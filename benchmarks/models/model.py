@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,16 +10,17 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from mha_ext.bench.cases import Results
+import mha_ext
+from mha_ext.bench.cases import OURS, Results
 
-__all__ = ["Call", "Inputs", "Library", "Model"]
+__all__ = ["Call", "Inputs", "Library", "Model", "beside_ours"]
 
 Inputs = Mapping[str, Tensor]
 Call = Callable[[Inputs], Results]
 
 
 class Model(Protocol):
-    """A model in one of the ways that a library has to compute its attention; `str()` of it gives its sizes."""
+    """A model whose attention can be computed in several ways, one of them ours; `str()` of it gives its sizes."""
 
     @property
     def name(self) -> str: ...
@@ -45,3 +47,11 @@ class Library:
     ways: tuple[str, ...]
     models: Sequence[Model]
     quick_models: Sequence[Model]
+
+
+def beside_ours(way: str, model: nn.Module) -> dict[str, nn.Module]:
+    """The model under that name, and a copy in which all attention is ours."""
+    swapped = copy.deepcopy(model)
+    report = mha_ext.swap_attention(swapped)
+    assert not report.left, str(report)
+    return {way: model, OURS: swapped}

@@ -12,11 +12,10 @@ import torch
 from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
-import mha_ext
 from mha_ext.bench.cases import OURS, Results
 from mha_ext.integrations.timm import attention_weights
 
-from .model import Call, Inputs, Library
+from .model import Call, Inputs, Library, beside_ours
 
 __all__ = ["LIBRARY"]
 
@@ -43,10 +42,7 @@ class TimmModel:
     def implementations(self, dtype: torch.dtype) -> dict[str, nn.Module]:
         torch.manual_seed(1)
         model = timm.create_model(self.model, **self.options).to(dtype).eval()
-        swapped = copy.deepcopy(model)
-        report = mha_ext.swap_attention(swapped)
-        assert not report.left, str(report)
-        return {TIMM: model, OURS: swapped}
+        return beside_ours(TIMM, model)
 
     def forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
         return module(**inputs)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-import mha_ext
-from mha_ext.bench.cases import OURS, Results
+from mha_ext.bench.cases import Results
 
-from .model import Call, Inputs, Library
+from .model import Call, Inputs, Library, beside_ours
 
 __all__ = ["LIBRARY"]
 
@@ -41,13 +39,6 @@ class Size:
         return torch.arange(self.length) >= lengths[:, None]
 
 
-def both(model: nn.Module) -> dict[str, nn.Module]:
-    swapped = copy.deepcopy(model)
-    report = mha_ext.swap_attention(swapped)
-    assert not report.left, str(report)
-    return {TORCH: model, OURS: swapped}
-
-
 @dataclass(frozen=True)
 class Encoder:
     """nn.TransformerEncoder with its defaults: in evaluation it packs what is not padding and has a fast path."""
@@ -65,7 +56,7 @@ class Encoder:
         torch.manual_seed(1)
         width, heads = self.size.width, self.size.heads
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu", batch_first=True)
-        return both(nn.TransformerEncoder(layer, self.size.layers).to(dtype).eval())
+        return beside_ours(TORCH, nn.TransformerEncoder(layer, self.size.layers).to(dtype).eval())
 
     def forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
         """Without what stands at padded positions, which means nothing."""
@@ -92,7 +83,7 @@ class Layer:
     def implementations(self, dtype: torch.dtype) -> dict[str, nn.Module]:
         torch.manual_seed(1)
         layer = nn.MultiheadAttention(self.size.width, self.size.heads, dropout=0.1, batch_first=True)
-        return both(layer.to(dtype).eval())
+        return beside_ours(TORCH, layer.to(dtype).eval())
 
     def forward(self, module: nn.Module, inputs: Inputs) -> Tensor:
         return module(**inputs, need_weights=False)[0]
