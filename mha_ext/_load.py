@@ -69,7 +69,12 @@ def load_core() -> ModuleType:
 
 
 def load_cuda() -> ModuleType | None:
-    """Import ``mha_ext._C_cuda``, which adds the CUDA implementations; None where that cannot be."""
+    """Import ``mha_ext._C_cuda``, which adds the CUDA implementations; None where that cannot be.
+
+    Raises:
+        ImportError: its operators take other arguments than those of ``mha_ext._C``, so that a call would read what is
+            not there.
+    """
     if torch.version.cuda is None:
         shared_objects["_C_cuda"] = f"not loaded: torch {torch.__version__} was built without CUDA"
         return None
@@ -80,6 +85,10 @@ def load_cuda() -> ModuleType | None:
         return None
     if module is None:
         shared_objects["_C_cuda"] = "not built: see README.md for MHA_EXT_CUDA=1"
+    elif getattr(module, "schemas", None) != core.schemas:
+        raise ImportError(
+            f"{module.__file__} and {core.__file__} were built from different sources: build both, or remove the former"
+        )
     return module
 
 

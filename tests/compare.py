@@ -66,17 +66,21 @@ class Expected:
     def score_shape(self):
         return (*self.tensors["query"].shape[:-1], self.tensors["key"].shape[-2])
 
-    def check(self, need_weights=True):
-        """Run the product on the same call and hold every result against it."""
+    def product(self, need_weights=True):
+        """What the product gives on the same call."""
         drop = {"dropout": self.case.dropout} if self.case.dropout else {}
         torch.manual_seed(self.case.seed)
         grads = self.grads if self.grads is None or need_weights else (self.grads[0], None)
-        got = run(
+        return run(
             lambda *a, **o: mha_ext.attention(*a, **o, **drop, need_weights=need_weights),
             self.tensors,
             self.options,
             grads,
         )
+
+    def check(self, need_weights=True):
+        """Run the product on the same call and hold every result against it."""
+        got = self.product(need_weights)
         self.same("output", got[0], self.want[0], self.plain[0])
         if need_weights:
             self.same("weights", got[1], self.want[1], self.plain[1])

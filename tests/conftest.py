@@ -24,6 +24,7 @@ CORE = (
     "dropout",
     "gradients",
     "hard_inputs",
+    "large_logits",
     "errors",
     "every_kernel",
     "modules",

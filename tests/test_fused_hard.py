@@ -1,10 +1,9 @@
-"""Hard inputs through the fused operator without weights, where no matrix of scores exists: NaN behind masks, empty
-rows, huge logits; and how results are laid out in memory."""
+"""Hard inputs through the fused operator without weights, where no matrix of scores exists: NaN behind masks and empty
+rows; and how results are laid out in memory."""
 
 import math
 
 import cases
-import oracle
 import pytest
 import torch
 from cases import Case, lay_out
@@ -118,64 +117,6 @@ def test_rows_with_nothing_to_see(dtype, sinks):
     assert (got["output"][..., :30, :] == 0).all()
     assert (got["query"][..., :30, :] == 0).all()
     assert (got["output"][..., 30:, :] != 0).all()
-
-
-def exact_problem(size, dtype):
-    """Query and key of powers of two, so that every score is exact in float32 and many are equal: row maxima are
-    shared by several keys, which is where a log-sum loses them."""
-    generator = torch.Generator().manual_seed(0)
-
-    def signs(*shape):
-        return torch.randint(-1, 2, shape, generator=generator).to(dtype)
-
-    unit = 2.0 ** (int(math.log2(size / 8)) / 2)
-    query, key = signs(1, 2, 96, 16) * 2.0 ** math.floor(math.log2(unit)), signs(1, 2, 200, 16)
-    key = key * 2.0 ** math.ceil(math.log2(unit))
-    return {"query": query, "key": key, "value": torch.randn(1, 2, 200, 24, generator=generator).to(dtype)}
-
-
-@pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e8])
-@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(sinks=True), dict(bias=True)], ids=str)
-def test_large_logits(size, options):
-    """|score| up to `size` in float32: the relative error of dV stays under 1e-3, and dQ and dK stay finite."""
-    tensors = exact_problem(size, torch.float32)
-    options = dict(options)
-    if options.get("sinks"):
-        options["sinks"] = torch.tensor([size, 0.0])
-    if options.get("bias"):
-        options["bias"] = torch.zeros(1, 200)
-    scores = tensors["query"] @ tensors["key"].mT
-    assert size / 8 < scores.abs().max() <= size * 4
-    leaves = [x.requires_grad_() for x in tensors.values()]
-    upstream = torch.randn(1, 2, 96, 24)
-    grads = torch.autograd.grad(
-        mha_ext.attention(*leaves, **options, scale=1.0, need_weights=False)[0], leaves, upstream
-    )
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    wide = {n: x.double() if torch.is_tensor(x) else x for n, x in options.items()}
-    right = torch.autograd.grad(oracle.attention(*exact, **wide, scale=1.0)[0], exact, upstream.double())
-    assert ((grads[2] - right[2]).norm() / right[2].norm()) < 1e-3
-    assert all(torch.isfinite(g).all() for g in grads)
-
-
-@pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
-def test_scores_beyond_the_range_of_float16(dtype, need_weights):
-    """Scores of 102400 are never stored in the inputs' dtype, so float16's end at 65504 does not matter."""
-    query, key = torch.full((1, 1, 3, 64), 40.0).to(dtype), torch.full((1, 1, 5, 64), 40.0).to(dtype)
-    value = torch.randn(1, 1, 5, 4).to(dtype)
-    leaves = [x.requires_grad_() for x in (query, key, value)]
-    output, weights = mha_ext.attention(*leaves, scale=1.0, need_weights=need_weights)
-    grads = torch.autograd.grad(output.sum(), leaves)
-    eps = torch.finfo(dtype).eps
-    mean = value.detach().double().mean(-2, keepdim=True)
-    assert ((output - mean).abs() <= 2 * eps * value.detach().double().abs().sum(-2, keepdim=True)).all()
-    assert ((grads[2] - 3 / 5).abs() <= 4 * eps).all()
-    assert all(torch.isfinite(g).all() for g in grads)
-    if need_weights:
-        assert ((weights - 0.2).abs() <= eps).all()
 
 
 LAYOUTS = ("contiguous", "blhd", "permuted", "strided")

@@ -5,6 +5,7 @@
 
 #include "../cpu/dispatch/dispatch.h"
 #include "../cpu/peak.h"
+#include "operators/schemas.h"
 #include "torch_version.h"
 
 namespace {
@@ -32,6 +33,7 @@ pybind11::dict build_info() {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Compiled part of mha_ext: build information, the instruction-set level, and the machine's measured peaks.";
+  m.attr("schemas") = mha::ops::schemas_as_text();
   m.def("build_info", &build_info, "What this library was built with, as a dict of strings and numbers.");
   m.def("supported_isas", &mha::cpu::supported_isas, "Levels this machine can run, lowest first.");
   m.def("isa", [] { return std::string(mha::cpu::kernels().isa); }, "The level in use.");

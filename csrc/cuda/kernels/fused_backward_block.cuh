@@ -10,7 +10,7 @@ namespace mha::cuda {
 struct GradPlace {
   uint32_t head;      // of the queries, or of the keys and values
   int64_t first_row;  // that stays
-  bool careful;       // sums were not finite: see fused_backward_tile.cuh
+  bool careful;       // sums were not finite, or rows far: see fused_backward_tile.cuh
 };
 
 template <class Shape>
@@ -62,8 +62,8 @@ struct GradBlock {
   __device__ __forceinline__ int moving_offset(int which) const {
     return 2 * Shape::kStayBytes + buffer * Shape::kBufferBytes + which * Shape::kMovingBytes;
   }
-  __device__ __forceinline__ const float* moving_rows() const {
-    return reinterpret_cast<const float*>(memory() + moving_offset(2));
+  __device__ __forceinline__ float* moving_rows() const {
+    return reinterpret_cast<float*>(memory() + moving_offset(2));
   }
   __device__ __forceinline__ PairBits& bits() const {
     return *reinterpret_cast<PairBits*>(memory() + 2 * Shape::kStayBytes + 2 * Shape::kBufferBytes);
@@ -98,17 +98,20 @@ struct GradBlock {
                        source(matrix<const T>(p.batch, entry, second), second, place.first_row, there, p.value_dim),
                        kKeysStay ? call.value_chunks : call.grad_chunks);
     copy_commit();
-    if constexpr (!kKeysStay) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float* from =
-            GradRowTiles{call.rows, p.queries}.at(entry, place.first_row + tile.warp_row + tile.g + 8 * h);
-        tile.row[h] = {from[0], from[kGradTile], from[2 * kGradTile]};
-      }
-    }
     copy_wait<0>();
     __syncthreads();
     tile.read_stay(shared + stay_offset(0));
+  }
+
+  // What is known of the queries that stay; of those that move: load().
+  __device__ __forceinline__ void load_rows(int64_t entry) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float* from =
+          GradRowTiles{call.rows, p.queries}.at(entry, place.first_row + tile.warp_row + tile.g + 8 * h);
+      tile.row[h] = {from[kOptions || place.careful ? GradRowTiles::kShift : GradRowTiles::kNearShift],
+                     from[GradRowTiles::kInverse], from[GradRowTiles::kDelta]};
+    }
   }
 
   __device__ __forceinline__ const Input& moving_stack(int which) const {
@@ -133,7 +136,8 @@ struct GradBlock {
       const int part = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
       if (part < 3)
         copy_async(shared + moving_offset(2) + static_cast<int>(threadIdx.x) * 16,
-                   GradRowTiles{call.rows, p.queries}.at(entry, row) + part * kGradTile + chunk * 4);
+                   GradRowTiles{call.rows, p.queries}.at(entry, row) + chunk * 4 +
+                       (kOptions && part == 0 ? GradRowTiles::kShift : GradRowTiles::kNearShift + part * kGradTile));
     }
     copy_commit();
   }
@@ -151,15 +155,24 @@ struct GradBlock {
     else return key_tiles(v, p.keys, kMoving, place.first_row, min_of(place.first_row + Shape::kRows, p.queries), all);
   }
 
+  // The shifts of queries that move, for those without far rows.
+  __device__ __forceinline__ void take_far_rows(int64_t first_query, float* query_rows) const {
+    const int i = static_cast<int>(threadIdx.x);
+    if (i < kMoving)
+      query_rows[i] = GradRowTiles{call.rows, p.queries}.at(entry, first_query)[GradRowTiles::kShift + i];
+  }
+
   // A tile of which pairs may be hidden, or that asks for the rules.
   __device__ __forceinline__ void visit_masked(int64_t index, const Rules& rules, uint32_t first, uint32_t second,
-                                               const float* query_rows) {
+                                               float* query_rows) {
     const int64_t first_query = kKeysStay ? index * kMoving : place.first_row;
     const int64_t first_key = kKeysStay ? place.first_row : index * kMoving;
     const PairShare<Shape::kQueries, Shape::kKeys> share;
     if constexpr (kOptions)
       if (call.drops) share.keep(bits(), HeadDropout(p, entry), first_query, first_key);
     const bool any = share.see(bits(), rules.visibility, p.queries, first_query, first_key);
+    if constexpr (kKeysStay && !kOptions)
+      if (place.careful) take_far_rows(first_query, query_rows);
     if (!__syncthreads_or(any) && !call.logits.hidden_have_weight) return;
     typename Tile::Pairs s, grads;
     tile.template multiply<0>(s, first);
@@ -188,7 +201,7 @@ struct GradBlock {
   __device__ __forceinline__ void take(const TileWalk& w, uint32_t step, const Visit& visit) {
     arrive();
     const uint32_t first = shared + moving_offset(0);
-    const float* query_rows = moving_rows();
+    float* query_rows = moving_rows();
     buffer ^= 1;
     if (step + 1 < w.count()) load(w.tile(step + 1));
     visit(first, first + Shape::kMovingBytes, query_rows);
@@ -204,7 +217,7 @@ struct GradBlock {
     load(w.tile(0));
     const uint32_t masked = kOptions || place.careful ? w.count() : w.masked();
     for (uint32_t step = 0; step < masked; ++step)
-      take(w, step, [&](uint32_t first, uint32_t second, const float* query_rows) {
+      take(w, step, [&](uint32_t first, uint32_t second, float* query_rows) {
         visit_masked(w.tile(step), rules, first, second, query_rows);
       });
     if constexpr (!kOptions)
@@ -215,6 +228,7 @@ struct GradBlock {
 
   __device__ __forceinline__ void visit_all() {
     tile.clear();
+    if constexpr (!kKeysStay) load_rows(first_entry());
     for (entry = first_entry(); entry < first_entry() + group(); ++entry) visit();
   }
 

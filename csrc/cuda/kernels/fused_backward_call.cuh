@@ -13,15 +13,20 @@ struct GradRow {
   // row_max of the forward; +inf where nothing has weight: rows that see nothing, and what fills up a tile. NaN where
   // the row saw NaN.
   Acc shift;
-  Acc inverse;  // 1 / row_sum
+  Acc inverse;  // 1 / row_sum; negative in far rows (fused_logits.cuh)
   Acc delta;
 
-  static __device__ __forceinline__ GradRow of(Acc row_max, Acc row_sum, Acc delta) {
-    constexpr Acc kInfinity = static_cast<Acc>(__builtin_inf());
-    if (row_sum == 0) return {kInfinity, 1, delta};
-    return {row_sum - row_sum == 0 ? row_max : row_sum - row_sum, 1 / row_sum, delta};
+  static __device__ __forceinline__ GradRow of(Acc row_max, Acc row_sum, Acc delta, bool scaled) {
+    if (row_sum == 0) return none(delta);
+    const Acc inverse = 1 / row_sum;
+    return {row_sum - row_sum == 0 ? row_max : row_sum - row_sum,
+            Logits<Acc>::is_far(row_max, scaled) ? -inverse : inverse, delta};
   }
-  static __device__ __forceinline__ GradRow none() { return of(0, 0, 0); }
+  static __device__ __forceinline__ GradRow none(Acc delta = 0) {
+    return {static_cast<Acc>(__builtin_inf()), 1, delta};
+  }
+
+  __device__ __forceinline__ bool is_far() const { return inverse < 0; }
 };
 
 // Keeps the compiler from reading what comes later before this point: it would take registers that are not there.
@@ -51,22 +56,26 @@ MHA_INLINE int64_t key_tiles_of(const FusedBackward& p) {
 MHA_INLINE int64_t query_tiles_of(const FusedBackward& p) { return p.batch.count() * ceil_div(p.queries, kGradTile); }
 
 // What is known of the queries, so that it can be copied as tiles are: for each tile of an entry kGradTile times
-// `shift`, then `inverse`, then `delta`.
+// `shift`, then `shift` once more, but NaN in far rows (fused_logits.cuh), then `inverse`, then `delta`. Who takes the
+// second need not look for far rows: his sums show whether there were any.
 struct GradRowTiles {
+  static constexpr int kShift = 0, kNearShift = kGradTile, kInverse = 2 * kGradTile, kDelta = 3 * kGradTile;
+
   float* first;
   int64_t queries;
 
-  static MHA_INLINE_MEMBER int64_t count(const FusedBackward& p) { return query_tiles_of(p) * 3 * kGradTile; }
-  // `shift` of a query; `inverse` and `delta` lie kGradTile and 2 * kGradTile behind it.
+  static MHA_INLINE_MEMBER int64_t count(const FusedBackward& p) { return query_tiles_of(p) * 4 * kGradTile; }
+  // Of a query; what is known of it lies at the distances above.
   MHA_INLINE_MEMBER float* at(int64_t entry, int64_t query) const {
     const int64_t tile = entry * ceil_div(queries, kGradTile) + query / kGradTile;
-    return first + tile * 3 * kGradTile + query % kGradTile;
+    return first + tile * 4 * kGradTile + query % kGradTile;
   }
   __device__ __forceinline__ void write(int64_t entry, int64_t query, const GradRow<float>& row) const {
     float* to = at(entry, query);
-    to[0] = row.shift;
-    to[kGradTile] = row.inverse;
-    to[2 * kGradTile] = row.delta;
+    to[kShift] = row.shift;
+    to[kNearShift] = row.is_far() ? __builtin_nanf("") : row.shift;
+    to[kInverse] = row.inverse;
+    to[kDelta] = row.delta;
   }
 };
 

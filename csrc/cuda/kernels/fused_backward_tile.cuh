@@ -9,7 +9,8 @@
 // "Zero hides" (docs/notation.md), but 0 * NaN is NaN. So a block whose sums are not finite does it all again with
 // care, in case what spoilt them was hidden: the same arithmetic, but where P is 0 so is dS, whatever dP is, and the
 // last products are those of fused_values.cuh. These take no sign of dS into account, and need not: where Q or K is not
-// finite, S is not, and so dS is 0 or NaN.
+// finite, S is not, and so dS is 0 or NaN. Far rows (fused_logits.cuh) are left to that as well: until then their shift
+// is NaN.
 #pragma once
 #include "fused_backward_pairs.cuh"
 #include "fused_values.cuh"
@@ -137,7 +138,8 @@ struct GradTile {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const GradRow<float> r = query_row(rows, n, e);
-        float weight = Logits<float>::weight(s[0][n][e], r.shift, call.logits.c, false) * r.inverse;
+        float weight = Logits<float>::weight(s[0][n][e], r.shift, call.logits.c, false, kCareful && r.is_far());
+        weight *= kCareful ? abs(r.inverse) : r.inverse;
         if (kCareful && s[0][n][e] == Logits<float>::kMinusInfinity) weight = 0;  // also where the row saw NaN
         s[0][n][e] = weight;
         dp[0][n][e] = weight * (dp[0][n][e] - r.delta);

@@ -14,17 +14,19 @@ struct BiasBlock {
 
   GradBlock<Shape> block;
   const BiasGrid& grid;
+  BiasShare& share;  // in shared memory: registers are short
   float sums[kKeys / 8][4] = {};
 
-  __device__ __forceinline__ BiasBlock(const GradCall<float>& call, const BiasGrid& g, GradPlace& place)
-      : block(call, place), grid(g) {}
+  __device__ __forceinline__ BiasBlock(const GradCall<float>& call, const BiasGrid& g, GradPlace& place,
+                                       BiasShare& shared_share)
+      : block(call, place), grid(g), share(shared_share) {}
 
   // sums += dx of one tile.
   __device__ __forceinline__ void add(const GradRules<T>& rules, int64_t query, int64_t key, uint32_t keys,
                                       uint32_t values) {
-    const PairShare<kGradTile, kKeys> share;
-    if (block.call.drops) share.keep(block.bits(), HeadDropout(block.p, block.entry), query, key);
-    const bool any = share.see(block.bits(), rules.visibility, block.p.queries, query, key);
+    const PairShare<kGradTile, kKeys> pairs;
+    if (block.call.drops) pairs.keep(block.bits(), HeadDropout(block.p, block.entry), query, key);
+    const bool any = pairs.see(block.bits(), rules.visibility, block.p.queries, query, key);
     if (!__syncthreads_or(any)) return;
     Pairs s, grads;
     block.tile.template multiply<0>(s, keys);
@@ -34,7 +36,7 @@ struct BiasBlock {
   }
 
   // kGradTile queries of one entry, and the keys of the block's share.
-  __device__ __forceinline__ void visit(const BiasShare& share, const GradRules<T>& rules, int64_t query) {
+  __device__ __forceinline__ void visit(const GradRules<T>& rules, int64_t query) {
     TileWalk walk = grid.walk(block.p, rules.visibility, share, query);
     if (walk.count() == 0) return;
     walk.open_begin = walk.open_end = walk.end;  // in order
@@ -42,6 +44,7 @@ struct BiasBlock {
     if (threadIdx.x == 0) block.place.first_row = query;
     __syncthreads();
     block.load_stay(block.entry, rules.visibility);
+    block.load_rows(block.entry);
     block.find_moving(rules.visibility);
     block.load(walk.tile(0));
     for (uint32_t step = 0; step < walk.count(); ++step)
@@ -51,11 +54,12 @@ struct BiasBlock {
   }
 
   __device__ __forceinline__ void run() {
-    const BiasShare share = grid.share(block.p, blockIdx.x);
+    if (threadIdx.x == 0) share = grid.share(block.p, blockIdx.x);
+    __syncthreads();
     for (int64_t shares = 0; shares < grid.heads.sharing.count(); ++shares) {
       block.entry = static_cast<uint32_t>(grid.heads.entry(share.matrix, shares));
       const GradRules<T> rules(block.call, block.entry);
-      for (int64_t query = share.query; query < share.end_query; query += kGradTile) visit(share, rules, query);
+      for (int64_t query = share.query; query < share.end_query; query += kGradTile) visit(rules, query);
     }
     __syncthreads();
     float* const staged = reinterpret_cast<float*>(block.memory());
@@ -79,8 +83,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   using Shape = BiasShape<T, kHead>;
   using Block = BiasBlock<Shape>;
   __shared__ GradPlace place;
+  __shared__ BiasShare share;
   static_assert(kGradTile * Block::kStride * sizeof(float) <= Shape::kSharedBytes);  // the sums, in the tiles' place
-  Block block(call, grid, place);
+  Block block(call, grid, place, share);
   block.run();
 }
 

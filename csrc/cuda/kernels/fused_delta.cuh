@@ -38,7 +38,8 @@ MHA_INLINE int64_t delta_rows(const GradCall<Acc>& call) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kDeltaThreads) fused_delta(const __grid_constant__ GradCall<accumulate_t<T>> call) {
+__global__ void __launch_bounds__(kDeltaThreads, sizeof(T) == 8 ? 4 : 5)
+    fused_delta(const __grid_constant__ GradCall<accumulate_t<T>> call) {
   using Acc = accumulate_t<T>;
   const FusedBackward& p = call.p;
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -61,7 +62,8 @@ __global__ void __launch_bounds__(kDeltaThreads) fused_delta(const __grid_consta
   const Acc m = matrix<const Acc>(p.batch, entry, p.row_max)[row * p.row_max.row_stride];
   const Acc l = matrix<const Acc>(p.batch, entry, p.row_sum)[row * p.row_sum.row_stride];
   if constexpr (!std::is_same_v<Acc, double>)
-    if (call.rows) GradRowTiles{call.rows, p.queries}.write(entry, row, GradRow<float>::of(m, l, sum));
+    if (call.rows)
+      GradRowTiles{call.rows, p.queries}.write(entry, row, GradRow<float>::of(m, l, sum, call.logits.scaled));
   if (!p.grad_sink_rows) return;
   const Acc sink = to_accumulate(*matrix<const T>(p.batch, entry, p.sinks));
   const Acc weight = l == 0 ? Acc{0} : Logits<Acc>::weight(sink, m, call.logits.c, true) / l;

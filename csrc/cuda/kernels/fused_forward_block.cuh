@@ -159,7 +159,7 @@ struct ForwardBlock {
       if (any_seen(seen)) {
         tile.score(s, key);
         tile.to_logits(s, first_key, seen);
-        tile.normalise(s, inverse);
+        tile.normalise(s, inverse, place.careful);
         tile.drop(s, first_key);
         tile.add(s, value, place.careful);
       }
@@ -179,7 +179,8 @@ struct ForwardBlock {
     load_queries();
     arrive();
     tile.read_queries(shared);
-    // A block whose output is not finite does it all again, in case what spoilt it was hidden.
+    // A block with far rows (fused_logits.cuh) does it all again, and one whose output is not finite, in case what
+    // spoilt it was hidden.
     for (;;) {
       tile.begin();
       if constexpr (kWay == Way::weights) {
@@ -188,7 +189,7 @@ struct ForwardBlock {
       } else {
         sum_over_keys<true>();
       }
-      if (!__syncthreads_or(!tile.output_is_finite()) || place.careful) break;
+      if (!__syncthreads_or(!tile.is_ordinary()) || place.careful) break;
       __syncthreads();
       if (threadIdx.x == 0) place.careful = true;
       __syncthreads();

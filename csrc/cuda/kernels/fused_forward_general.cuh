@@ -32,6 +32,8 @@ struct GeneralForward {
   using Acc = typename Shape::Acc;
   static constexpr int kPerThread = Shape::kPerThread, kColumns = Shape::kColumns, kKeys = Shape::kKeys;
   static constexpr int kPerColumn = kKeys / kSide, kOutputs = kColumns / kSide, kVector = Shape::kVector;
+  // Then two blocks share a multiprocessor (below), and its registers.
+  static constexpr bool kFewQueries = kPerThread == 1;
   using Scores = Acc[kPerThread][kPerColumn];
 
   const ForwardCall<Acc>& call;
@@ -124,7 +126,7 @@ struct GeneralForward {
       read<kKeys, Shape::kDepth, kPitch>(key_rows, keys + d * p.key.col_stride, p.key.row_stride, p.key.col_stride,
                                          p.keys - first_key, p.head_dim - d);
       __syncthreads();
-#pragma unroll 4
+#pragma unroll(kFewQueries ? 2 : 4)
       for (int depth = 0; depth < Shape::kDepth; depth += kVector) {
         Vector a[kPerThread], b[kPerColumn];
 #pragma unroll
@@ -170,11 +172,12 @@ struct GeneralForward {
       for (int lanes = 1; lanes < kSide; lanes *= 2) max = larger(max, __shfl_xor_sync(~0u, max, lanes));
       const Acc after = larger(row_max[i], Logits<Acc>::statistic(max, c, scaled()));
       const Acc factor = Logits<Acc>::rescale(row_max[i], after, c, scaled());
+      const bool far = Logits<Acc>::may_be_far(after, scaled());
       row_max[i] = after;
       row_sum[i] *= factor;
 #pragma unroll
       for (int j = 0; j < kPerColumn; ++j) {
-        s[i][j] = Logits<Acc>::weight(s[i][j], after, c, scaled());
+        s[i][j] = Logits<Acc>::weight(s[i][j], after, c, scaled(), far);
         row_sum[i] += s[i][j];
       }
       if (!rescale_output) continue;
@@ -195,9 +198,10 @@ struct GeneralForward {
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const Acc inverse = inverse_sum(row_sum[i], call.keep_scale);
+      const bool far = Logits<Acc>::may_be_far(row_max[i], scaled());
 #pragma unroll
       for (int j = 0; j < kPerColumn; ++j) {
-        const Acc e = Logits<Acc>::weight(s[i][j], row_max[i], call.logits.c, scaled());
+        const Acc e = Logits<Acc>::weight(s[i][j], row_max[i], call.logits.c, scaled(), far);
         s[i][j] = e == 0 ? Acc{0} : e * inverse;  // also where the inverse is NaN
       }
     }
@@ -251,7 +255,7 @@ struct GeneralForward {
 
   template <bool kCareful>
   __device__ __forceinline__ void add_keys(int first) {
-#pragma unroll 2
+#pragma unroll(kFewQueries ? 1 : 2)
     for (int k = 0; k < Shape::kDepth; k += kVector) {
       Vector a[kPerThread];
 #pragma unroll

@@ -56,12 +56,12 @@ struct ForwardTile {
   // Of the warp's rows, and of all queries.
   __device__ __forceinline__ int row(int m, int h) const { return m * 16 + h * 8 + g(); }
   __device__ __forceinline__ int64_t query_index(int m, int h) const { return first_query() + row(m, h); }
-  __device__ __forceinline__ int64_t first_query() const {
-    return place.first_query + threadIdx.x / 32 * Shape::kWarpRows;
-  }
+  __device__ __forceinline__ int64_t first_query() const { return place.first_query + warp_row(); }
+  // The warp's first row of the block's.
+  static __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) / 32 * Shape::kWarpRows; }
 
   __device__ __forceinline__ void read_queries(uint32_t tile) {
-    queries = TileFragments<kHead>::rows_first(tile, threadIdx.x / 32 * Shape::kWarpRows);
+    queries = TileFragments<kHead>::rows_first(tile, warp_row());
     if constexpr (Shape::kQueriesInRegisters) {
 #pragma unroll
       for (int s = 0; s < kHead / 16; ++s)
@@ -159,7 +159,8 @@ struct ForwardTile {
   }
 
   // Logits to weights relative to the maximum so far, and what was summed before is rescaled to it. kOutput: there is
-  // an output to rescale. careful: "zero hides", so what has no weight any more is gone, and no NaN of it stays.
+  // an output to rescale. careful: rows may be far, and "zero hides", so what has no weight any more is gone, and no
+  // NaN of it stays.
   template <bool kOutput>
   __device__ __forceinline__ void softmax(Scores& s, bool careful) {
     const float c = call.logits.c;
@@ -175,15 +176,12 @@ struct ForwardTile {
         const float after = fmaxf(row_max[m][h], Logits<float>::statistic(max, c, scaled()));
         const float factor = Logits<float>::rescale(row_max[m][h], after, c, scaled());
         row_max[m][h] = after;
+        to_weights(s[m], h, after, careful);
         float sum = 0;
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& x = s[m][n][2 * h + e];
-            x = Logits<float>::weight(x, after, c, scaled());
-            sum += x;
-          }
+          for (int e = 0; e < 2; ++e) sum += s[m][n][2 * h + e];
         row_sum[m][h] = fused_multiply_add(row_sum[m][h], factor, sum);
         if constexpr (kOutput) {
 #pragma unroll
@@ -198,20 +196,37 @@ struct ForwardTile {
       }
   }
 
+  // One row.
+  __device__ __forceinline__ void to_weights(float (&s)[kKeys / 8][4], int h, float max, bool careful) const {
+    float c = call.logits.c;
+    if (careful && Logits<float>::may_be_far(max, scaled())) {  // as in Logits::weight
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) s[n][2 * h + e] = multiply(s[n][2 * h + e], c);
+      c = 1;
+    }
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) s[n][2 * h + e] = Logits<float>::weight(s[n][2 * h + e], max, c, scaled());
+  }
+
   // Logits to weights, divided by their sum.
-  __device__ __forceinline__ void normalise(Scores& s, const float (&inverse)[kRowTiles][2]) const {
+  __device__ __forceinline__ void normalise(Scores& s, const float (&inverse)[kRowTiles][2], bool careful) const {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
+      for (int h = 0; h < 2; ++h) {
+        to_weights(s[m], h, row_max[m][h], careful);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = s[m][n][2 * h + e];
-            x = Logits<float>::weight(x, row_max[m][h], call.logits.c, scaled());
             x = x == 0 ? 0 : x * inverse[m][h];  // also where the inverse is NaN
           }
+      }
   }
 
   __device__ __forceinline__ void drop(Scores& s, int64_t first_key) const {
@@ -247,8 +262,8 @@ struct ForwardTile {
       }
   }
 
-  // 0 * x is NaN for inf and NaN.
-  __device__ __forceinline__ bool output_is_finite() const {
+  // Nothing asks for care: no row is far, and all sums are finite. 0 * x is NaN for inf and NaN.
+  __device__ __forceinline__ bool is_ordinary() const {
     float probe = 0;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
@@ -256,7 +271,12 @@ struct ForwardTile {
       for (int n = 0; n < kHead / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) probe = __fmaf_rn(output[m][n][e], 0.0f, probe);
-    return probe == 0;
+    bool far = false;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) far |= Logits<float>::is_far(row_max[m][h], scaled());
+    return probe == 0 && !far;
   }
 };
 

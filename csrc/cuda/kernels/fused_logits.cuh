@@ -11,6 +11,8 @@
 // Either is e^(logit - largest logit), but for a factor of the whole row that row_sum shares: r is rounded once, and
 // s c - r is one fused multiply-add. That saves a multiplication where speed matters; the other way holds up to the
 // largest numbers (a mask_value of -3.4e38).
+// In a far row, |r| >= kFar, that factor could leave the range of numbers: there s c is rounded as r is. Kernels where
+// speed matters take no notice of it until the end, and then work such a block out anew.
 // A row without weight has row_max = -inf and row_sum = 0, and then every P is 0. Until a row has met a key its
 // statistic is `kNothingYet`, a finite number, so that no difference of infinities turns up.
 #pragma once
@@ -24,11 +26,15 @@ MHA_DEVICE float exp2_of(float x) { return exp2_approximate(x); }
 MHA_DEVICE double exp2_of(double x) { return exp2(x); }
 MHA_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 MHA_DEVICE double fused_multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
+MHA_DEVICE float multiply(float a, float b) { return __fmul_rn(a, b); }  // never part of a fused multiply-add
+MHA_DEVICE double multiply(double a, double b) { return __dmul_rn(a, b); }
 
 template <class Acc>
 struct Logits {
   static constexpr Acc kNothingYet = -static_cast<Acc>(FiniteRange<Acc>::largest);
   static constexpr Acc kMinusInfinity = -static_cast<Acc>(__builtin_inf());
+  // A row's factor is nearer to 1 than 0.2 %, which is less than a logit of that size is uncertain by.
+  static constexpr Acc kFar = static_cast<Acc>(sizeof(Acc) == 8 ? 0x1p45 : 0x1p16);
 
   Acc scale, softcap, slope;  // softcap 0: none; slope = scale / softcap
   Acc hidden;                 // the logit of hidden keys
@@ -71,6 +77,19 @@ struct Logits {
   // 2^((x - m) c - r), where one of m and r is 0 and drops out exactly.
   static __device__ __forceinline__ Acc weight(Acc x, Acc row_max, Acc c, bool scaled) {
     return exp2_of(fused_multiply_add(x - (scaled ? row_max : Acc{0}), c, scaled ? Acc{0} : -row_max));
+  }
+
+  // Also of a row that has no maximum, where it makes no difference to weights.
+  static __device__ __forceinline__ bool may_be_far(Acc row_max, bool scaled) {
+    return !scaled && abs(row_max) >= kFar;
+  }
+  static __device__ __forceinline__ bool is_far(Acc row_max, bool scaled) {
+    return may_be_far(row_max, scaled) && abs(row_max) < static_cast<Acc>(FiniteRange<Acc>::largest);
+  }
+
+  // The weight where the row may be far: then s c, rounded as r is, takes the place of s, and 1 that of c.
+  static __device__ __forceinline__ Acc weight(Acc x, Acc row_max, Acc c, bool scaled, bool far) {
+    return weight(far ? multiply(x, c) : x, row_max, far ? Acc{1} : c, scaled);
   }
 
   // What a sum relative to the statistic `before` is to be multiplied with to be relative to `after`.

@@ -147,7 +147,7 @@ __device__ __forceinline__ void softmax_row(const SoftmaxForward& p, const Team&
 
 // `slots`: elements of shared memory for each row at hand; 0: none.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks - 1)
     softmax_forward_kernel(const __grid_constant__ SoftmaxForward p, const __grid_constant__ RowCut cut, int slots) {
   using Acc = accumulate_t<T>;
   extern __shared__ __align__(16) unsigned char shared[];

@@ -5,6 +5,7 @@
 // Every tensor has all dimensions: (*, heads, rows, columns). What broadcasts has size 1 there, except that the head
 // dimension of key and value may be a divisor of the query's (grouped-query attention).
 #pragma once
+#include <string>
 
 namespace mha::ops {
 
@@ -56,6 +57,16 @@ void define_all(Library& m) {
   // Dropout and masks
   m.def("dropout(Tensor weights, Tensor seed, float p) -> Tensor");
   m.def("keep_mask(Tensor mask) -> Tensor");
+}
+
+// All of them, a line each.
+inline std::string schemas_as_text() {
+  struct {
+    std::string text;
+    void def(const char* schema) { text.append(schema).push_back('\n'); }
+  } lines;
+  define_all(lines);
+  return lines.text;
 }
 
 }  // namespace mha::ops
