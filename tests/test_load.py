@@ -1,4 +1,4 @@
-"""The compiled parts must fit each other: a call with other arguments than an operator takes reads what is not there."""
+"""The compiled parts must fit: a call with other arguments than an operator takes reads what is not there."""
 
 from types import SimpleNamespace
 
