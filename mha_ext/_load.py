@@ -85,7 +85,7 @@ def load_cuda() -> ModuleType | None:
         return None
     if module is None:
         shared_objects["_C_cuda"] = "not built: see README.md for MHA_EXT_CUDA=1"
-    elif getattr(module, "schemas", None) != core.schemas:
+    elif getattr(module, "schemas", "none") != getattr(core, "schemas", None):  # old builds have no such list
         raise ImportError(
             f"{module.__file__} and {core.__file__} were built from different sources: build both, or remove the former"
         )

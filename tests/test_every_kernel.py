@@ -48,6 +48,7 @@ def many_queries(dtype, d):
         (hidden, {}),
         (key, dict(is_causal=True, causal_offset=30)),
         (key, dict(mask=mask)),
+        (key * 2.0**13, dict(scale=4096.0)),
     ):
         output, _ = mha_ext.attention(query, keys, value, key_lengths=lengths, need_weights=False, **options)
         assert (output[:63] == 0).all()

@@ -243,17 +243,6 @@ def test_bias_of_minus_infinity_hides(dtype, lk):
     assert all(torch.isfinite(x).all() for x in (*results.values(), *grads.values()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_scores_beyond_the_range_of_float16(dtype):
-    """Scores of 102400 are finite (not in float16, which ends at 65504 and keeps scores as such between the steps)."""
-    query = torch.full((1, 1, 3, 64), 40.0).to(dtype)
-    key = torch.full((1, 1, 5, 64), 40.0).to(dtype)
-    value = torch.randn(1, 1, 5, 4).to(dtype)
-    results, grads = gradients({"query": query, "key": key, "value": value}, {"scale": 1.0})
-    assert torch.equal(results["weights"], torch.full((1, 1, 3, 5), 0.2, dtype=dtype))
-    assert all(torch.isfinite(x).all() for x in (*results.values(), *grads.values()))
-
-
 def autocast_like_sdpa(tensors, **options):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return torch.nn.functional.scaled_dot_product_attention(*tensors.values(), **options).dtype

@@ -107,4 +107,10 @@ MHA_DEVICE uint4 load_shared_16(uint32_t address) {
   return x;
 }
 
+// Keeps the compiler from working out ahead, and keeping, all that follows from x.
+MHA_DEVICE int worked_out_here(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 }  // namespace mha::cuda

@@ -155,7 +155,7 @@ struct GradBlock {
     else return key_tiles(v, p.keys, kMoving, place.first_row, min_of(place.first_row + Shape::kRows, p.queries), all);
   }
 
-  // The shifts of queries that move, for those without far rows.
+  // The true shifts of queries that move, in place of those that are NaN in far rows.
   __device__ __forceinline__ void take_far_rows(int64_t first_query, float* query_rows) const {
     const int i = static_cast<int>(threadIdx.x);
     if (i < kMoving)

@@ -16,27 +16,22 @@ struct GradRow {
   Acc inverse;  // 1 / row_sum; negative in far rows (fused_logits.cuh)
   Acc delta;
 
-  static __device__ __forceinline__ GradRow of(Acc row_max, Acc row_sum, Acc delta, bool scaled) {
-    if (row_sum == 0) return none(delta);
-    const Acc inverse = 1 / row_sum;
-    return {row_sum - row_sum == 0 ? row_max : row_sum - row_sum,
-            Logits<Acc>::is_far(row_max, scaled) ? -inverse : inverse, delta};
+  static __device__ __forceinline__ GradRow of(Acc row_max, Acc row_sum, Acc delta) {
+    constexpr Acc kInfinity = static_cast<Acc>(__builtin_inf());
+    if (row_sum == 0) return {kInfinity, 1, delta};
+    return {row_sum - row_sum == 0 ? row_max : row_sum - row_sum, 1 / row_sum, delta};
   }
-  static __device__ __forceinline__ GradRow none(Acc delta = 0) {
-    return {static_cast<Acc>(__builtin_inf()), 1, delta};
-  }
+  static __device__ __forceinline__ GradRow none() { return of(0, 0, 0); }
 
   __device__ __forceinline__ bool is_far() const { return inverse < 0; }
+  // P before dropout. far: the row may be far.
+  __device__ __forceinline__ Acc weight(Acc x, Acc c, bool scaled, bool far) const {
+    return RowShift<Acc>::of(shift, scaled || (far && is_far())).weight(x, c) * (far ? abs(inverse) : inverse);
+  }
 };
 
 // Keeps the compiler from reading what comes later before this point: it would take registers that are not there.
 MHA_DEVICE void keep_order() { asm volatile("" ::: "memory"); }
-
-// Keeps the compiler from working out ahead, and keeping, all that follows from x.
-MHA_DEVICE int64_t worked_out_here(int64_t x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
 
 // Passed by value.
 template <class Acc>

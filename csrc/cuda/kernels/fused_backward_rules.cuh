@@ -52,7 +52,7 @@ struct GradRules {
     if (query >= p.queries) return GradRow<Acc>::none();
     return GradRow<Acc>::of(matrix<const Acc>(p.batch, entry, p.row_max)[query * p.row_max.row_stride],
                             matrix<const Acc>(p.batch, entry, p.row_sum)[query * p.row_sum.row_stride],
-                            matrix<const Acc>(p.batch, entry, p.delta)[query * p.delta.row_stride], logits.scaled);
+                            matrix<const Acc>(p.batch, entry, p.delta)[query * p.delta.row_stride]);
   }
 
   // Mask and ranges.
@@ -73,7 +73,7 @@ struct GradRules {
 
   __device__ Acc weight(const GradRow<Acc>& row, Acc x) const {
     if (x == -kInfinity) return 0;
-    return Logits<Acc>::weight(x, row.shift, logits.c, logits.scaled, row.is_far()) * abs(row.inverse);
+    return row.weight(x, logits.c, logits.scaled, true);
   }
 
   // dx/ds = 1 - tanh(y)^2 = 4 e / (1 + e)^2 with e = e^(-2 |y|): right where 1 - tanh^2 would cancel.

@@ -138,8 +138,7 @@ struct GradTile {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const GradRow<float> r = query_row(rows, n, e);
-        float weight = Logits<float>::weight(s[0][n][e], r.shift, call.logits.c, false, kCareful && r.is_far());
-        weight *= kCareful ? abs(r.inverse) : r.inverse;
+        float weight = r.weight(s[0][n][e], call.logits.c, false, kCareful);
         if (kCareful && s[0][n][e] == Logits<float>::kMinusInfinity) weight = 0;  // also where the row saw NaN
         s[0][n][e] = weight;
         dp[0][n][e] = weight * (dp[0][n][e] - r.delta);

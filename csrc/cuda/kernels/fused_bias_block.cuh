@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   using Block = BiasBlock<Shape>;
   __shared__ GradPlace place;
   __shared__ BiasShare share;
+  static_assert(sizeof place + sizeof share + Shape::kSharedBytes <= kSharedOfBlock);
   static_assert(kGradTile * Block::kStride * sizeof(float) <= Shape::kSharedBytes);  // the sums, in the tiles' place
   Block block(call, grid, place, share);
   block.run();

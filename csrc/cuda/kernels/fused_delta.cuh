@@ -10,6 +10,9 @@
 namespace mha::cuda {
 
 constexpr int kDeltaThreads = 256;
+// That a multiprocessor must have room for: more would leave too few registers, and values would be spilt.
+template <class T>
+constexpr int kDeltaBlocks = sizeof(T) == 8 ? 4 : 5;
 constexpr int kDeltaRows = kDeltaThreads / 32;  // of a block, a warp each
 
 // Sum over the elements of two rows, lane by lane. Where a is 0 the term is, whatever b holds.
@@ -38,7 +41,7 @@ MHA_INLINE int64_t delta_rows(const GradCall<Acc>& call) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kDeltaThreads, sizeof(T) == 8 ? 4 : 5)
+__global__ void __launch_bounds__(kDeltaThreads, kDeltaBlocks<T>)
     fused_delta(const __grid_constant__ GradCall<accumulate_t<T>> call) {
   using Acc = accumulate_t<T>;
   const FusedBackward& p = call.p;
@@ -62,11 +65,10 @@ __global__ void __launch_bounds__(kDeltaThreads, sizeof(T) == 8 ? 4 : 5)
   const Acc m = matrix<const Acc>(p.batch, entry, p.row_max)[row * p.row_max.row_stride];
   const Acc l = matrix<const Acc>(p.batch, entry, p.row_sum)[row * p.row_sum.row_stride];
   if constexpr (!std::is_same_v<Acc, double>)
-    if (call.rows)
-      GradRowTiles{call.rows, p.queries}.write(entry, row, GradRow<float>::of(m, l, sum, call.logits.scaled));
+    if (call.rows) GradRowTiles{call.rows, p.queries}.write(entry, row, GradRow<float>::of(m, l, sum));
   if (!p.grad_sink_rows) return;
   const Acc sink = to_accumulate(*matrix<const T>(p.batch, entry, p.sinks));
-  const Acc weight = l == 0 ? Acc{0} : Logits<Acc>::weight(sink, m, call.logits.c, true) / l;
+  const Acc weight = l == 0 ? Acc{0} : RowShift<Acc>::of(m, true).weight(sink, call.logits.c) / l;
   matrix<Acc>(p.batch, entry, p.grad_sink_rows)[row * p.grad_sink_rows.row_stride] = weight == 0 ? 0 : -weight * sum;
 }
 

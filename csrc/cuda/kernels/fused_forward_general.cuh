@@ -44,7 +44,7 @@ struct GeneralForward {
   const HeadDropout& dropout;
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide;
   Acc *factors, *weights;                                                      // shared
-  Acc output[kPerThread][kOutputs], row_max[kPerThread], row_sum[kPerThread];  // row_sum: of the lane's keys
+  Acc output[kPerThread][kOutputs], row_max[kPerThread], row_sum[kPerThread];  // the largest number; of the lane's keys
 
   __device__ __forceinline__ GeneralForward(const ForwardCall<Acc>& c, const Placement<T>& placement, int64_t column,
                                             Acc* shared)
@@ -70,6 +70,9 @@ struct GeneralForward {
   __device__ __forceinline__ int64_t query(int i) const { return place.first_query + ty + kSide * i; }
   __device__ __forceinline__ int64_t key(int64_t first_key, int j) const { return first_key + tx + kSide * j; }
   __device__ __forceinline__ bool scaled() const { return call.logits.scaled; }
+  __device__ __forceinline__ RowShift<Acc> shift(int i) const {
+    return RowShift<Acc>::of_largest(row_max[i], call.logits.c, scaled());
+  }
 
   // Bit i * kPerColumn + j: query i of the thread sees its key j.
   __device__ __forceinline__ uint32_t seen_keys(int64_t first_key) const {
@@ -170,14 +173,14 @@ struct GeneralForward {
       for (int j = 0; j < kPerColumn; ++j) max = larger(max, s[i][j]);
 #pragma unroll
       for (int lanes = 1; lanes < kSide; lanes *= 2) max = larger(max, __shfl_xor_sync(~0u, max, lanes));
-      const Acc after = larger(row_max[i], Logits<Acc>::statistic(max, c, scaled()));
-      const Acc factor = Logits<Acc>::rescale(row_max[i], after, c, scaled());
-      const bool far = Logits<Acc>::may_be_far(after, scaled());
-      row_max[i] = after;
+      const RowShift<Acc> before = shift(i);
+      row_max[i] = larger(row_max[i], max);
+      const RowShift<Acc> after = shift(i);
+      const Acc factor = before.rescale(after, c);
       row_sum[i] *= factor;
 #pragma unroll
       for (int j = 0; j < kPerColumn; ++j) {
-        s[i][j] = Logits<Acc>::weight(s[i][j], after, c, scaled(), far);
+        s[i][j] = after.weight(s[i][j], c);
         row_sum[i] += s[i][j];
       }
       if (!rescale_output) continue;
@@ -198,10 +201,10 @@ struct GeneralForward {
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const Acc inverse = inverse_sum(row_sum[i], call.keep_scale);
-      const bool far = Logits<Acc>::may_be_far(row_max[i], scaled());
+      const RowShift<Acc> shift = this->shift(i);
 #pragma unroll
       for (int j = 0; j < kPerColumn; ++j) {
-        const Acc e = Logits<Acc>::weight(s[i][j], row_max[i], call.logits.c, scaled(), far);
+        const Acc e = shift.weight(s[i][j], call.logits.c);
         s[i][j] = e == 0 ? Acc{0} : e * inverse;  // also where the inverse is NaN
       }
     }
@@ -335,11 +338,13 @@ struct GeneralForward {
           write(to + column * p.output.col_stride, p.output.col_stride, left, output[i] + d, factor);
         }
       }
-      if (part && statistics) {
-        part[p.value_dim] = row_sum[i] == 0 ? Logits<Acc>::kMinusInfinity : row_max[i];
-        part[p.value_dim + 1] = row_sum[i];
-      } else if (p.row_max && statistics) {
-        place.write_statistics(p, query(i), row_max[i], row_sum[i]);
+      if (!statistics) continue;
+      const auto row = RowStatistics<Acc>::of_largest(row_max[i], row_sum[i], call.logits.c, scaled());
+      if (part) {
+        part[p.value_dim] = row.max;
+        part[p.value_dim + 1] = row.sum;
+      } else if (p.row_max) {
+        place.write_statistics(p, query(i), row);
       }
     }
   }

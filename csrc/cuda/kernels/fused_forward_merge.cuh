@@ -19,28 +19,34 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int64_t row = call.first_block + blockIdx.x, entry = row / p.queries, query = row % p.queries;
   const Acc* const first = partials.at(entry, query, 0);
   const int64_t stride = p.value_dim + 2;
-  Acc max = Logits<Acc>::kNothingYet, sum = 0;
-  for (int64_t n = 0; n < call.parts; ++n) max = larger(max, first[n * stride + p.value_dim]);
-  for (int64_t n = 0; n < call.parts; ++n) {
+  const auto part = [&](int64_t n) {
     const Acc* const statistics = first + n * stride + p.value_dim;
-    const Acc factor = Logits<Acc>::rescale(statistics[0], max, call.logits.c, call.logits.scaled);
-    sum += factor * statistics[1];
-  }
+    return RowStatistics<Acc>{statistics[0], statistics[1]};
+  };
+  RowStatistics<Acc> largest{Logits<Acc>::kNothingYet, 0};
+  for (int64_t n = 0; n < call.parts; ++n)
+    if (part(n).sum != 0 && (largest.sum == 0 || part(n).exceeds(largest))) largest = part(n);
+  const RowShift<Acc> shift = largest.shift(call.logits.scaled);
+  // 0 for a part without weight.
+  const auto factor = [&](const RowStatistics<Acc>& part) {
+    return part.sum == 0 ? Acc{0} : part.shift(call.logits.scaled).rescale(shift, call.logits.c);
+  };
+  Acc sum = 0;
+  for (int64_t n = 0; n < call.parts; ++n) sum += factor(part(n)) * abs(part(n).sum);
   const Acc inverse = inverse_sum(sum, call.keep_scale);
   T* const output = matrix<T>(p.batch, entry, p.output) + query * p.output.row_stride;
   for (int64_t d = threadIdx.x; d < p.value_dim; d += kMergeThreads) {
     Acc total = 0;
     for (int64_t n = 0; n < call.parts; ++n) {
-      const Acc* const part = first + n * stride;
-      const Acc factor = Logits<Acc>::rescale(part[p.value_dim], max, call.logits.c, call.logits.scaled);
-      if (factor != 0) total = fused_multiply_add(factor, part[d], total);  // a part without weight may have met NaN
+      const Acc times = factor(part(n));
+      if (times != 0) total = fused_multiply_add(times, first[n * stride + d], total);  // else it may have met NaN
     }
     output[d * p.output.col_stride] = from_accumulate<T>(total * inverse);
   }
   if (p.row_max && threadIdx.x == 0) {
-    // A row without weight is told by its sum.
-    matrix<Acc>(p.batch, entry, p.row_max)[query * p.row_max.row_stride] = sum == 0 ? Logits<Acc>::kMinusInfinity : max;
-    matrix<Acc>(p.batch, entry, p.row_sum)[query * p.row_sum.row_stride] = sum;
+    const auto all = RowStatistics<Acc>::of(largest.max, sum, largest.is_far());
+    matrix<Acc>(p.batch, entry, p.row_max)[query * p.row_max.row_stride] = all.max;
+    matrix<Acc>(p.batch, entry, p.row_sum)[query * p.row_sum.row_stride] = all.sum;
   }
 }
 

@@ -20,7 +20,7 @@ MHA_DEVICE void write_output(const ForwardTile<Shape>& tile, const float (&facto
   using T = typename Shape::T;
   using Layout = TileLayout<Shape::kHead>;
   const FusedForward& p = tile.call.p;
-  const int warp_row = threadIdx.x / 32 * Shape::kWarpRows, lane = threadIdx.x % 32;
+  const int warp_row = tile.warp_row(), lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < Shape::kRowTiles; ++m)
 #pragma unroll
@@ -66,8 +66,9 @@ MHA_DEVICE void write_partial(const ForwardTile<Shape>& tile) {
           if (d < partials.value_dim) to[d] = tile.output[m][n][2 * h + e];
         }
       if (tile.t() != 0) continue;
-      to[partials.value_dim] = tile.row_sum[m][h] == 0 ? Logits<float>::kMinusInfinity : tile.row_max[m][h];
-      to[partials.value_dim + 1] = tile.row_sum[m][h];
+      const RowStatistics<float> row = tile.statistics(m, h);
+      to[partials.value_dim] = row.max;
+      to[partials.value_dim + 1] = row.sum;
     }
 }
 
@@ -79,8 +80,7 @@ MHA_DEVICE void write_row_statistics(const ForwardTile<Shape>& tile) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int64_t query = tile.query_index(m, h);
-      if (query < tile.call.p.queries)
-        tile.place.write_statistics(tile.call.p, query, tile.row_max[m][h], tile.row_sum[m][h]);
+      if (query < tile.call.p.queries) tile.place.write_statistics(tile.call.p, query, tile.statistics(m, h));
     }
 }
 

@@ -44,7 +44,8 @@ struct ForwardTile {
   TileFragments<kHead> queries;
   uint32_t query[Shape::kQueriesInRegisters ? kHead / 16 : 1][kRowTiles][4];
   float output[kRowTiles][kHead / 8][4];
-  float row_max[kRowTiles][2], row_sum[kRowTiles][2];  // of rows g and g + 8; row_sum: of the lane's keys
+  // Of rows g and g + 8. row_max: the statistic, or with care the row's largest number; row_sum: of the lane's keys.
+  float row_max[kRowTiles][2], row_sum[kRowTiles][2];
 
   __device__ __forceinline__ ForwardTile(const ForwardCall<float>& c, const Placement<T>& placement)
       : call(c), place(placement) {}
@@ -53,12 +54,22 @@ struct ForwardTile {
   static __device__ __forceinline__ int g() { return threadIdx.x % 32 / 4; }
   static __device__ __forceinline__ int t() { return threadIdx.x % 4; }
   __device__ __forceinline__ bool scaled() const { return kWay != Way::plain && call.logits.scaled; }
+  __device__ __forceinline__ RowShift<float> shift(int m, int h, bool careful) const {
+    return careful ? RowShift<float>::of_largest(row_max[m][h], call.logits.c, scaled())
+                   : RowShift<float>::of(row_max[m][h], scaled());
+  }
+  __device__ __forceinline__ RowStatistics<float> statistics(int m, int h) const {
+    if (place.careful) return RowStatistics<float>::of_largest(row_max[m][h], row_sum[m][h], call.logits.c, scaled());
+    return RowStatistics<float>::of(row_max[m][h], row_sum[m][h], false);
+  }
   // Of the warp's rows, and of all queries.
   __device__ __forceinline__ int row(int m, int h) const { return m * 16 + h * 8 + g(); }
   __device__ __forceinline__ int64_t query_index(int m, int h) const { return first_query() + row(m, h); }
   __device__ __forceinline__ int64_t first_query() const { return place.first_query + warp_row(); }
   // The warp's first row of the block's.
-  static __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) / 32 * Shape::kWarpRows; }
+  static __device__ __forceinline__ int warp_row() {
+    return worked_out_here(static_cast<int>(threadIdx.x)) / 32 * Shape::kWarpRows;
+  }
 
   __device__ __forceinline__ void read_queries(uint32_t tile) {
     queries = TileFragments<kHead>::rows_first(tile, warp_row());
@@ -173,15 +184,19 @@ struct ForwardTile {
         for (int n = 0; n < kKeys / 8; ++n) max = fmaxf(max, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
         max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
         max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
-        const float after = fmaxf(row_max[m][h], Logits<float>::statistic(max, c, scaled()));
-        const float factor = Logits<float>::rescale(row_max[m][h], after, c, scaled());
-        row_max[m][h] = after;
-        to_weights(s[m], h, after, careful);
+        const RowShift<float> before = shift(m, h, careful);
+        row_max[m][h] = fmaxf(row_max[m][h], Logits<float>::statistic(max, c, scaled() || careful));
+        const RowShift<float> after = shift(m, h, careful);
+        const float factor = before.rescale(after, c);
         float sum = 0;
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
-          for (int e = 0; e < 2; ++e) sum += s[m][n][2 * h + e];
+          for (int e = 0; e < 2; ++e) {
+            float& x = s[m][n][2 * h + e];
+            x = after.weight(x, c);
+            sum += x;
+          }
         row_sum[m][h] = fused_multiply_add(row_sum[m][h], factor, sum);
         if constexpr (kOutput) {
 #pragma unroll
@@ -196,34 +211,19 @@ struct ForwardTile {
       }
   }
 
-  // One row.
-  __device__ __forceinline__ void to_weights(float (&s)[kKeys / 8][4], int h, float max, bool careful) const {
-    float c = call.logits.c;
-    if (careful && Logits<float>::may_be_far(max, scaled())) {  // as in Logits::weight
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) s[n][2 * h + e] = multiply(s[n][2 * h + e], c);
-      c = 1;
-    }
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) s[n][2 * h + e] = Logits<float>::weight(s[n][2 * h + e], max, c, scaled());
-  }
-
   // Logits to weights, divided by their sum.
   __device__ __forceinline__ void normalise(Scores& s, const float (&inverse)[kRowTiles][2], bool careful) const {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        to_weights(s[m], h, row_max[m][h], careful);
+        const RowShift<float> shift = this->shift(m, h, careful);
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = s[m][n][2 * h + e];
+            x = shift.weight(x, call.logits.c);
             x = x == 0 ? 0 : x * inverse[m][h];  // also where the inverse is NaN
           }
       }
@@ -275,7 +275,8 @@ struct ForwardTile {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) far |= Logits<float>::is_far(row_max[m][h], scaled());
+      for (int h = 0; h < 2; ++h)
+        far |= !scaled() && abs(row_max[m][h]) >= Logits<float>::kFar && row_max[m][h] != Logits<float>::kNothingYet;
     return probe == 0 && !far;
   }
 };

@@ -11,10 +11,11 @@
 // Either is e^(logit - largest logit), but for a factor of the whole row that row_sum shares: r is rounded once, and
 // s c - r is one fused multiply-add. That saves a multiplication where speed matters; the other way holds up to the
 // largest numbers (a mask_value of -3.4e38).
-// In a far row, |r| >= kFar, that factor could leave the range of numbers: there s c is rounded as r is. Kernels where
-// speed matters take no notice of it until the end, and then work such a block out anew.
-// A row without weight has row_max = -inf and row_sum = 0, and then every P is 0. Until a row has met a key its
-// statistic is `kNothingYet`, a finite number, so that no difference of infinities turns up.
+// A far row, |r| >= kFar, is treated as if `scaled` held, its row_max being max s: there the factor could leave the
+// range of numbers. Its row_sum gets a minus sign, by which the backward knows it. Kernels where speed matters take no
+// notice of far rows until the end, and then do the block again (`careful`). A row without weight has row_max = -inf
+// and row_sum = 0, and then every P is 0. Until a row has met a key its statistic is `kNothingYet`, a finite number, so
+// that no difference of infinities turns up.
 #pragma once
 #include "../../core/attention.h"
 #include "../../core/finite.h"
@@ -33,8 +34,8 @@ template <class Acc>
 struct Logits {
   static constexpr Acc kNothingYet = -static_cast<Acc>(FiniteRange<Acc>::largest);
   static constexpr Acc kMinusInfinity = -static_cast<Acc>(__builtin_inf());
-  // A row's factor is nearer to 1 than 0.2 %, which is less than a logit of that size is uncertain by.
-  static constexpr Acc kFar = static_cast<Acc>(sizeof(Acc) == 8 ? 0x1p45 : 0x1p16);
+  // The end of the fractions: below, r is off by 1/2 at most.
+  static constexpr Acc kFar = static_cast<Acc>(sizeof(Acc) == 8 ? 0x1p53 : 0x1p24);
 
   Acc scale, softcap, slope;  // softcap 0: none; slope = scale / softcap
   Acc hidden;                 // the logit of hidden keys
@@ -69,32 +70,60 @@ struct Logits {
     return softcap != 0 ? fused_multiply_add(softcap, capped(s), bias) : fused_multiply_add(s, scale, bias);
   }
 
-  // The three functions take `scaled` as an argument, so that kernels that know it can say so.
+  // What becomes of a row's largest number (score or logit). `scaled` is an argument, here and below, so that kernels
+  // that know it can say so.
+  static __device__ __forceinline__ Acc statistic(Acc max, Acc c, bool scaled) {
+    return scaled ? max : multiply(max, c);
+  }
+};
 
-  // What becomes of a row's largest number (score or logit).
-  static __device__ __forceinline__ Acc statistic(Acc max, Acc c, bool scaled) { return scaled ? max : max * c; }
+// What the scores or logits of a row are compared with: the weight is 2^((x - score) c - exponent), where one of score
+// and exponent is 0 and drops out exactly.
+template <class Acc>
+struct RowShift {
+  Acc score, exponent;
 
-  // 2^((x - m) c - r), where one of m and r is 0 and drops out exactly.
-  static __device__ __forceinline__ Acc weight(Acc x, Acc row_max, Acc c, bool scaled) {
-    return exp2_of(fused_multiply_add(x - (scaled ? row_max : Acc{0}), c, scaled ? Acc{0} : -row_max));
+  static __device__ __forceinline__ RowShift of(Acc row_max, bool scaled) {
+    return {scaled ? row_max : Acc{0}, scaled ? Acc{0} : row_max};
+  }
+  // From the row's largest number: the row may be far.
+  static __device__ __forceinline__ RowShift of_largest(Acc max, Acc c, bool scaled) {
+    return scaled || is_far(max, c) ? of(max, true) : of(multiply(max, c), false);
+  }
+  static __device__ __forceinline__ bool is_far(Acc max, Acc c) { return abs(multiply(max, c)) >= Logits<Acc>::kFar; }
+
+  __device__ __forceinline__ Acc weight(Acc x, Acc c) const {
+    return exp2_of(fused_multiply_add(x - score, c, -exponent));
+  }
+  // What a sum relative to this is to be multiplied with to be relative to `after`.
+  __device__ __forceinline__ Acc rescale(const RowShift& after, Acc c) const {
+    return exp2_of(fused_multiply_add(score - after.score, c, exponent - after.exponent));
+  }
+};
+
+// What other kernels get to know of a row.
+template <class Acc>
+struct RowStatistics {
+  Acc max, sum;
+
+  static __device__ __forceinline__ RowStatistics of(Acc max, Acc sum, bool far) {
+    if (sum == 0) return {Logits<Acc>::kMinusInfinity, 0};
+    return {max, far ? -sum : sum};
+  }
+  // From the row's largest number: the row may be far.
+  static __device__ __forceinline__ RowStatistics of_largest(Acc max, Acc sum, Acc c, bool scaled) {
+    const bool far = !scaled && RowShift<Acc>::is_far(max, c);
+    return of(Logits<Acc>::statistic(max, c, scaled || far), sum, far);
   }
 
-  // Also of a row that has no maximum, where it makes no difference to weights.
-  static __device__ __forceinline__ bool may_be_far(Acc row_max, bool scaled) {
-    return !scaled && abs(row_max) >= kFar;
+  __device__ __forceinline__ bool is_far() const { return sum < 0; }
+  __device__ __forceinline__ RowShift<Acc> shift(bool scaled) const {
+    return RowShift<Acc>::of(max, scaled || is_far());
   }
-  static __device__ __forceinline__ bool is_far(Acc row_max, bool scaled) {
-    return may_be_far(row_max, scaled) && abs(row_max) < static_cast<Acc>(FiniteRange<Acc>::largest);
-  }
-
-  // The weight where the row may be far: then s c, rounded as r is, takes the place of s, and 1 that of c.
-  static __device__ __forceinline__ Acc weight(Acc x, Acc row_max, Acc c, bool scaled, bool far) {
-    return weight(far ? multiply(x, c) : x, row_max, far ? Acc{1} : c, scaled);
-  }
-
-  // What a sum relative to the statistic `before` is to be multiplied with to be relative to `after`.
-  static __device__ __forceinline__ Acc rescale(Acc before, Acc after, Acc c, bool scaled) {
-    return exp2_of(scaled ? (before - after) * c : before - after);
+  // Of rows that are not both far, the one that is has the larger maximum if that is positive.
+  __device__ __forceinline__ bool exceeds(const RowStatistics& other) const {
+    if (is_far() == other.is_far()) return max > other.max;
+    return is_far() ? max > 0 : other.max < 0;
   }
 };
 

@@ -18,7 +18,7 @@ struct Placement {
   HeadDropout dropout;
   // As the call has them. Read from here, what follows from them is not kept in registers from tile to tile.
   int head_dim, value_dim;
-  bool careful;             // values that are not finite have been met: see "zero hides" in fused_values.cuh
+  bool careful;             // far rows (fused_logits.cuh) or values that are not finite (fused_values.cuh) were met
   uint64_t seen[2][128];    // on tensor cores: of the thread's row, one bit per key of the tile in either buffer
   void* address[kTensors];  // of the entry's matrix (of the sink itself); null: the call has none
 
@@ -81,12 +81,10 @@ struct Placement {
     return address[kSink] && part == 0 ? to_accumulate(*input(kSink)) : Logits<Acc>::kMinusInfinity;
   }
 
-  // A row without weight is told by its sum.
-  __device__ __forceinline__ void write_statistics(const FusedForward& p, int64_t query, Acc row_max,
-                                                   Acc row_sum) const {
-    static_cast<Acc*>(address[kRowMax])[query * p.row_max.row_stride] =
-        row_sum == 0 ? Logits<Acc>::kMinusInfinity : row_max;
-    static_cast<Acc*>(address[kRowSum])[query * p.row_sum.row_stride] = row_sum;
+  __device__ __forceinline__ void write_statistics(const FusedForward& p, int64_t query,
+                                                   const RowStatistics<Acc>& row) const {
+    static_cast<Acc*>(address[kRowMax])[query * p.row_max.row_stride] = row.max;
+    static_cast<Acc*>(address[kRowSum])[query * p.row_sum.row_stride] = row.sum;
   }
 };
 

@@ -145,9 +145,12 @@ __device__ __forceinline__ void softmax_row(const SoftmaxForward& p, const Team&
   if (p.sink_weights && team.rank == 0) *row_of<Acc>(p.batch, entry, p.sink_weights, i) = weight_of(sink_term, factor);
 }
 
+// 96 registers are not enough everywhere.
+constexpr int kSoftmaxBlocks = kRowBlocks - 1;
+
 // `slots`: elements of shared memory for each row at hand; 0: none.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks - 1)
+__global__ void __launch_bounds__(kRowThreads, kSoftmaxBlocks)
     softmax_forward_kernel(const __grid_constant__ SoftmaxForward p, const __grid_constant__ RowCut cut, int slots) {
   using Acc = accumulate_t<T>;
   extern __shared__ __align__(16) unsigned char shared[];

@@ -1,4 +1,4 @@
-// The operators' schemas, and nothing else. They are private: users call the Python functions, which add checks,
+// The operators' schemas. They are private: users call the Python functions, which add checks,
 // autograd and defaults. Meaning of each argument: docs/notation.md, core/problem.h and
 // core/attention.h.
 //
